@@ -22,7 +22,7 @@ from dfm_async.cli.reload import Reloading
 from dfm_async.cli.results import check_places, writer_of
 from dfm_async.cli.terminal import StandardOutput
 from dfm_async.cli.view import LineView, LiveView, counted, follow, logged, view_of, watched
-from dfm_async.errors import DfmError, JobAborted, JobExists, JobFailed, JobInterrupted, JobOwned, ParameterError
+from dfm_async.errors import DfmError, JobAborted, JobExists, JobFailed, JobInterrupted, ParameterError
 from dfm_async.federation.federation import Federation
 from dfm_async.language.pipeline import Pipeline
 from dfm_async.model.checks import moment
@@ -224,18 +224,13 @@ async def _rest(sets: AsyncIterator[ParameterSet], taken: int) -> AsyncGenerator
 async def _cancel(job: Job, view: LineView) -> None:
     """Cancel a job, and wait until every site has confirmed that."""
     view.print("cancelling the job; press Ctrl-C again to exit at once", "yellow")
-    try:
-        outcomes = await job.cancel("cancelled from the command line")
-    except JobOwned as error:
-        view.print(f"process {error.pid} on {error.host} runs the job, and continues it", "yellow")
-        return
+    outcomes = await job.cancel("cancelled from the command line")
     view.print("job " + job.job_id + " cancelled: " + (", ".join(f"{s} {o}" for s, o in outcomes.items()) or "stopped"))
 
 
 async def _stop(job: Job, view: LineView, limit: int) -> None:
     """Cancel a job that has enough results."""
-    with contextlib.suppress(JobOwned):  # another process runs it
-        await job.cancel(f"stopped after {counted(limit, 'result')}")
+    await job.cancel(f"stopped after {counted(limit, 'result')}")
     view.print(f"job {job.job_id} stopped after {counted(limit, 'result')}")
 
 

@@ -123,7 +123,7 @@ class QueueFull(DfmError):
 
 
 @declared(
-    "job {job_id} belongs to process {pid} on {host}, which is alive. Only read the job, or end that process first"
+    "job {job_id} belongs to process {pid} on {host}, which is alive. Steer it from here, or end that process first"
 )
 class JobOwned(DfmError):
     """A stored job belongs to another process, which is alive."""

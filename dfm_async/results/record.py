@@ -118,6 +118,8 @@ class JobRecord:
         """The number of parameter sets, once nothing of the job runs here."""
         self.done: int | None = None
         """The number of those that are done."""
+        self.open_elsewhere = False
+        """Whether another process runs the job, which takes further parameter sets."""
         self._ended_or_blocked: Signal | None = None
         self.loader: Callable[[], Awaitable[None]] | None = None
         """Reads the errors of a job that did not run here, when they are first needed."""
@@ -269,6 +271,7 @@ class JobRecord:
     def reopen(self) -> None:
         """Continue an interrupted job."""
         self.log.reopen()
+        self.open_elsewhere = False
         self.unwritten = None
         self.sets = self.done = None
         self._not_completed()

@@ -18,7 +18,7 @@ from dfm_async.base.tasks import completed, in_thread
 from dfm_async.base.wall_clock import wall_time
 from dfm_async.engine.frames import Row
 from dfm_async.engine.jobs import JobTable
-from dfm_async.errors import DfmError, EncodingError, JobNotFound, JobOwned, ParameterError, StoreError
+from dfm_async.errors import DfmError, EncodingError, JobNotFound, ParameterError, StoreError
 from dfm_async.model.ids import JobId
 from dfm_async.model.job_filter import JobFilter
 from dfm_async.model.job_spec import JobSpec
@@ -26,7 +26,8 @@ from dfm_async.model.status import JobStatus
 from dfm_async.planning.plan import Plan
 from dfm_async.results.record import ERRORS_KEPT, JobRecord
 from dfm_async.session.journal import History, JobJournal, StoredLog, read_history
-from dfm_async.session.parameters import stored_row
+from dfm_async.session.parameters import ParameterSets, stored_row
+from dfm_async.session.steering import OwnedJobs, RemoteSteering
 from dfm_async.site import checkpoints
 from dfm_async.store.base import NewJob, Position, Store, StoredJob
 from dfm_async.wire.codec import Codec
@@ -87,6 +88,10 @@ class DurableJobs:
         self._followed: dict[int, dict[str, JobRecord]] = {}
         self.codec = Codec.for_store()
         """Encodes values for the store."""
+        self.remote = RemoteSteering(store)
+        """Steers jobs of other processes."""
+        self.owned: OwnedJobs | None = None
+        """Carries out what other processes request."""
         self.interrupted = asyncio.Event()
         """Set when another process has died that runs jobs of the store."""
         self.lock = asyncio.Lock()
@@ -102,13 +107,23 @@ class DurableJobs:
         store = self.store
         store.on_commit, store.on_fenced, store.on_error = self._committed, self._fenced, self._failed
         store.on_gap, store.on_interrupted = self._stop_writing, self.interrupted.set
+        store.on_request = self._requested
         await store.open()
         try:
             yield
         finally:
             await completed(store.close())
 
+    def serve(self, params: ParameterSets) -> None:
+        """Carry out what other processes request for the jobs that run here."""
+        self.owned = OwnedJobs(self.store, self._jobs, self._spawn, params, self.codec)
+        self._spawn(self.owned.run())
+
     # callbacks of the store
+
+    def _requested(self) -> None:
+        if self.owned is not None:  # else it begins with reading them
+            self.owned.notify()
 
     def _committed(self, ends: dict[str, int]) -> None:
         for job_id, end in ends.items():
@@ -347,6 +362,7 @@ class DurableJobs:
         record.next_frame = record.sets = stored.frames
         record.done = stored.frames if stored.done is None and status is JobStatus.FINISHED else stored.done
         record.finished, record.error_count = stored.finished, stored.errors or 0
+        record.open_elsewhere = _runs_elsewhere(stored) and not stored.stopped
         record.follow(status, reason, stored.end)
         self._jobs.ended_elsewhere(record)
 
@@ -393,16 +409,6 @@ class DurableJobs:
             record.cut_off(self._damaged(stored, stored.damage))
         elif record.journal is None and not record.status.terminal:
             self._update(record, stored)
-
-    async def check_steerable(self, job_id: str) -> None:
-        """Check that no other process runs a job.
-
-        Raises:
-            JobOwned: another process runs it.
-        """
-        stored = await self.store.find(job_id)
-        if stored is not None and not stored.status.ended and not stored.owner.mine:
-            raise JobOwned(job_id, stored.owner.pid, stored.owner.host)
 
     # going on
 
@@ -497,7 +503,11 @@ class DurableJobs:
         return StoreError(self.store.path, f"job {stored.job_id} is damaged: {problem}", _RESTORE)
 
     async def abort(self, job_id: str, reason: str) -> None:
-        """End an interrupted job for good."""
+        """End an interrupted job for good.
+
+        Raises:
+            JobOwned: another process runs it.
+        """
         async with self.lock:
             await completed(self._abort(job_id, reason))
 

@@ -46,11 +46,11 @@ class Steering(Protocol):
     async def send_params(self, job_id: str, params: Any) -> None:
         """Add parameter sets to a job."""
 
-    async def check_steerable(self, job_id: str) -> None:
-        """Raise ``JobOwned`` if another process runs a job."""
+    async def stop_input(self, job_id: str) -> None:
+        """Take no further parameter sets for a job."""
 
-    async def abort_interrupted(self, job_id: str, reason: str) -> None:
-        """End an interrupted job for good."""
+    async def cancel(self, record: JobRecord, reason: str, grace: float) -> dict[str, str]:
+        """Stop a job; return how each location stopped."""
 
     async def failures(self, record: JobRecord) -> list[FailedSet]:
         """Return the parameter sets of an ended job that have not succeeded."""
@@ -363,20 +363,23 @@ class Job(Shown, Generic[R_co]):
     async def send_input_params(self, params: Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> None:
         """Add one or several parameter sets to a job that is still open. Waits while too many are in flight.
 
+        With a store, the sets are in it when this returns, also if another process runs the job.
+
         Raises:
             ParameterError: the parameters do not fit the pipeline, or the job takes no more.
+            JobInterrupted: the other process that ran the job has died. The message says how many sets it has taken.
         """
         self._known()
         await self._steering.send_params(self._job_id, params)
 
     async def send_stop_frame(self) -> None:
-        """Declare that no further parameter set will come; the job ends when all are done."""
+        """Declare that no further parameter set will come; the job ends when all are done.
+
+        Raises:
+            JobInterrupted: the other process that ran the job has died before it noted that.
+        """
         self._known()
-        coordinator = self._coordinator
-        if coordinator is not None:
-            coordinator.stop()
-        else:
-            await self._steering.check_steerable(self._job_id)
+        await self._steering.stop_input(self._job_id)
 
     async def cancel(self, reason: str | None = None, grace: float = 5.0) -> dict[str, str]:
         """Stop the job, and return when every site has confirmed that nothing of it runs any longer.
@@ -390,19 +393,7 @@ class Job(Shown, Generic[R_co]):
             "abandoned" (an operation in the application's own process does not return). Empty if the job had ended
             before, or had not begun.
         """
-        record = self._known()
-        coordinator = self._coordinator
-        if record.status is JobStatus.INTERRUPTED:
-            await self._steering.abort_interrupted(self._job_id, reason or "cancelled")
-            return {}
-        if coordinator is None and not record.status.ended:
-            await self._steering.check_steerable(self._job_id)
-        if coordinator is None or record.status.terminal:
-            return {}
-        coordinator.halt(JobStatus.ABORTED, reason or "cancelled", grace)
-        coordinator.shorten(grace)
-        await record.completion_event.wait()
-        return dict(coordinator.outcomes)
+        return await self._steering.cancel(self._known(), reason or "cancelled", grace)
 
     async def detach(self) -> None:
         """End the callbacks of this handle. The job goes on; ``session.reattach`` returns a new handle."""

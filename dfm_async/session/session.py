@@ -122,12 +122,13 @@ class Session(DirectCalls):
         self._durable = None if opened is None else self._open_durable(opened)
         self._preparation = Preparation(federation, homesite, self._target, self.options, self._profile)
         stored = None if self._durable is None else self._durable.codec
+        self._params = ParameterSets(federation, self._target.codec, stored)
         self._submission = Submission(
             target=self._target,
             federation=federation,
             durable=self._durable,
             preparation=self._preparation,
-            params=ParameterSets(federation, self._target.codec, stored),
+            params=self._params,
             traces=self._traces,
             profile=self._profile,
             supervisor=self._supervisor,
@@ -211,6 +212,7 @@ class Session(DirectCalls):
     async def _started(self, stack: contextlib.AsyncExitStack) -> None:
         if self._durable is not None:
             await self._durable.refresh()
+            self._durable.serve(self._params)
         signatures = [operation.signature.types for operation in self.federation.operations.values()]
         if not all(is_plain(hint) for types in signatures for hint in types.values()):
             self._supervisor.spawn(in_thread(warm, "types"))  # while the first workers start
@@ -258,10 +260,6 @@ class Session(DirectCalls):
     def _coordinator(self, job_id: str) -> JobControl | None:
         """Return what runs a job, while it runs here."""
         return self._submission.coordinator(job_id)
-
-    async def _check_steerable(self, job_id: str) -> None:
-        """Raise ``JobOwned`` if another process runs a job."""
-        await self._submission.check_steerable(job_id)
 
     @property
     def _has_store(self) -> bool:

@@ -8,7 +8,7 @@ import logging
 import os
 import time
 from collections.abc import AsyncIterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import msgspec
 
@@ -17,7 +17,7 @@ from dfm_async.base.wall_clock import wall_time
 from dfm_async.engine.frames import Row
 from dfm_async.engine.jobs import JobControl
 from dfm_async.engine.target import AlreadySubmitted, Target
-from dfm_async.errors import DfmError, JobExists, ParameterError
+from dfm_async.errors import DfmError, JobExists, JobInterrupted, JobNotFound, JobOwned, ParameterError
 from dfm_async.federation.federation import Federation
 from dfm_async.model.ids import JobId
 from dfm_async.model.info import FailedSet
@@ -31,7 +31,7 @@ from dfm_async.runtime.faults import cancel_task, is_our_cancellation
 from dfm_async.session.callbacks import Callbacks
 from dfm_async.session.job import Job
 from dfm_async.session.lifecycle import Supervisor
-from dfm_async.session.parameters import ParameterSets, is_stream
+from dfm_async.session.parameters import ParameterSets, is_stream, stored_row
 from dfm_async.session.preparation import Preparation
 from dfm_async.session.profiling import SessionProfile
 from dfm_async.session.watch import Waits
@@ -41,6 +41,9 @@ if TYPE_CHECKING:
     from dfm_async.session.durable import DurableJobs
 
 _log = logging.getLogger(__name__)
+
+_ROWS: Final = 64
+"""The number of parameter sets that are added at once."""
 
 Params: TypeAlias = Mapping[str, Any] | Sequence[Mapping[str, Any]] | AsyncIterable[Mapping[str, Any]] | None
 """One parameter set, several, a stream of them, or none yet."""
@@ -121,6 +124,7 @@ class Submission:
                 if spec.deadline is not None and spec.start_at is None:
                     coordinator.watch_deadline(began[0])
                 await self._launch(coordinator, execution, stream, autostop)
+                self._launched(record.job_id, resumed=False)
             except AlreadySubmitted:
                 return self._same(await self._target.find(record.job_id), record)
             except BaseException:
@@ -142,6 +146,11 @@ class Submission:
         if stream is not None:
             self._supervisor.spawn(self._feed(stream, coordinator, autostop))
         await self._target.submit(coordinator)
+
+    def _launched(self, job_id: str, *, resumed: bool) -> None:
+        """Let other processes steer a job."""
+        if self._durable is not None and self._durable.owned is not None:
+            self._durable.owned.launched(job_id, resumed=resumed)
 
     def _same(self, known: JobRecord | None, wanted: JobRecord) -> Job:
         """Return the job that was submitted before with the same id and the same content."""
@@ -210,6 +219,7 @@ class Submission:
                 try:
                     self._supervisor.check_open()
                     await self._launch(coordinator, execution, stream, left.record.spec.fed)
+                    self._launched(job_id, resumed=True)
                 except BaseException:
                     coordinator.shut_down("it was not submitted again", coordinator.spec.grace)
                     raise
@@ -336,18 +346,33 @@ class Submission:
     async def send_params(self, job_id: str, params: Any) -> None:
         """Add parameter sets to a job. See :meth:`Job.send_input_params`."""
         coordinator = self.coordinator(job_id)
-        if coordinator is None:
-            await self.check_steerable(job_id)
+        if coordinator is None and self._durable is not None:
+            await self._send_elsewhere(self._durable, job_id, params)
+            return
         if coordinator is None or not coordinator.accepts:
             raise ParameterError(["the job takes no further parameter sets: its input was stopped, or it has ended"])
         rows = await self._params.pack_in_turns(coordinator.plan, params)
-        for start in range(0, len(rows), 64):
+        for start in range(0, len(rows), _ROWS):
             await coordinator.room()
             if not coordinator.accepts:
                 raise ParameterError(["the job ended before it took all parameter sets"])
-            self._add(coordinator, rows[start : start + 64])
+            self._add(coordinator, rows[start : start + _ROWS])
         if self._durable is not None:
             await self._durable.store.flush()
+
+    async def _send_elsewhere(self, durable: DurableJobs, job_id: str, params: Any) -> None:
+        """Add parameter sets to a job that another process runs."""
+        self._supervisor.check_open()
+        record = await durable.find(job_id)
+        if record is None:
+            raise JobNotFound(job_id)
+        rows = await self._params.pack_in_turns(record.plan, params)
+        for start in range(0, len(rows), _ROWS):
+            try:
+                await durable.remote.send(job_id, [stored_row(row) for row in rows[start : start + _ROWS]])
+            except JobInterrupted as error:
+                taken = f"; {start} of {len(rows)} parameter sets were taken"
+                raise JobInterrupted(job_id, error.reason + taken) from error
 
     # steering
 
@@ -355,13 +380,33 @@ class Submission:
         """Return what runs a job, while it runs here."""
         return self._jobs.coordinator(job_id)
 
-    async def check_steerable(self, job_id: str) -> None:
-        """Raise ``JobOwned`` if another process runs a job."""
-        if self._durable is not None:
-            await self._durable.check_steerable(job_id)
+    async def stop_input(self, job_id: str) -> None:
+        """Take no further parameter sets for a job. See :meth:`Job.send_stop_frame`."""
+        coordinator = self.coordinator(job_id)
+        if coordinator is not None:
+            coordinator.stop()
+        elif self._durable is not None:
+            self._supervisor.check_open()
+            await self._durable.remote.stop(job_id)
 
-    async def abort_interrupted(self, job_id: str, reason: str) -> None:
-        """End an interrupted job for good."""
+    async def cancel(self, record: JobRecord, reason: str, grace: float) -> dict[str, str]:
+        """Stop a job. See :meth:`Job.cancel`."""
+        coordinator = self.coordinator(record.job_id)
+        if coordinator is not None and not record.status.ended:
+            coordinator.halt(JobStatus.ABORTED, reason, grace)
+            coordinator.shorten(grace)
+            await record.completion_event.wait()
+            return dict(coordinator.outcomes)
+        if self._durable is None or record.status.terminal:
+            return {}
         self._supervisor.check_open()
-        if self._durable is not None:
-            await self._durable.abort(job_id, reason)
+        while True:
+            try:
+                outcomes = await self._durable.remote.cancel(record.job_id, reason, grace)
+            except JobInterrupted:
+                with contextlib.suppress(JobOwned):  # another process resumes it
+                    await self._durable.abort(record.job_id, reason)
+                    return {}
+            else:
+                await self._durable.find(record.job_id)  # its state is known here when this returns
+                return outcomes

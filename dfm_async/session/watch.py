@@ -161,7 +161,9 @@ def job_info(
             done = sets if found.status is JobStatus.FINISHED else None
             if found.runs_here and sets is not None:
                 done = sets - len(found.open_frames)
+    accepts = isinstance(found, JobRecord) and found.open_elsewhere
     if coordinator is not None:
+        accepts = coordinator.accepts
         sets, done = coordinator.frames.added, coordinator.frames.opened - len(coordinator.frames.open)
     return JobInfo(
         job_id=found.job_id,
@@ -177,7 +179,7 @@ def job_info(
         errors=found.error_count,
         sets=sets,
         done=done,
-        accepts=coordinator is not None and coordinator.accepts,
+        accepts=accepts,
         retry_of=found.spec.retry_of,
         start_at=found.spec.start_at,
         waits_for=None if coordinator is None else _waits_for(coordinator, waits),

@@ -7,6 +7,7 @@ with lazy_imports(__name__):
     from dfm_async.store.base import Follower as Follower
     from dfm_async.store.base import NewJob as NewJob
     from dfm_async.store.base import Owner as Owner
+    from dfm_async.store.base import Request as Request
     from dfm_async.store.base import Store as Store
     from dfm_async.store.base import StoredJob as StoredJob
     from dfm_async.store.postgres import PostgresStore as PostgresStore

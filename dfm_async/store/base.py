@@ -119,6 +119,20 @@ class StoredJob(msgspec.Struct, frozen=True, kw_only=True):
     damage: str | None = None
 
 
+class Request(msgspec.Struct, frozen=True):
+    """A request of another process to the owner of a job, opaque to the store.
+
+    Attributes:
+        job_id: the job.
+        number: its number. Those of a job are in the order of its requests, and numbers are never reused.
+        data: what is requested.
+    """
+
+    job_id: str
+    number: int
+    data: bytes
+
+
 class Follower(Protocol):
     """Is notified of the commits of another store."""
 
@@ -147,6 +161,7 @@ class Store(Protocol):
         on_interrupted: is called when the owner of jobs that have not ended was found dead. Stores on which only one
             service can be open need not call it.
         on_error: is called when a commit failed. What was queued stays queued; :meth:`flush` retries it.
+        on_request: is called when others may have stored requests for jobs of this store.
     """
 
     path: str
@@ -157,6 +172,7 @@ class Store(Protocol):
     on_gap: Callable[[str, StoreError], None] | None
     on_error: Callable[[StoreError], None] | None
     on_interrupted: Callable[[], None] | None
+    on_request: Callable[[], None] | None
 
     def claim_service(self) -> bool:
         """Reserve the store for a web service until it is closed; False if another one has reserved it."""
@@ -253,12 +269,48 @@ class Store(Protocol):
         """
 
     async def delete(self, job_id: str) -> None:
-        """Delete a job that this store owns or whose owner is dead.
+        """Delete a job that has ended, or that this store owns, or whose owner is dead.
 
         Raises:
             JobNotFound: there is no such job.
             JobOwned: its owner is alive.
         """
+
+    # requests to the owners of jobs
+
+    async def request(self, job_id: str, data: bytes, limit: int = 64) -> int | None:
+        """Store a request to the owner of a job, which is notified; return its number. It is committed on return.
+
+        None if nothing was stored: the job has ``limit`` requests already, has ended, or its owner is dead.
+
+        Raises:
+            JobNotFound: there is no such job.
+        """
+
+    async def requests(self) -> list[Request]:
+        """Return the requests for the jobs of this store that have no answer, the oldest first."""
+
+    async def take_request(self, request: Request) -> bool:
+        """Reserve a request for this store before carrying it out; False if it was withdrawn, or its job is lost.
+
+        A request can be taken again: by the same store, and by one that has taken its job over.
+        """
+
+    def answer(self, request: Request, data: bytes) -> None:
+        """Queue the answer to a request. It is committed together with what was queued for the job at the same time."""
+
+    async def answer_to(self, number: int) -> bytes | None:
+        """Return the answer to a request, if it has one."""
+
+    async def withdraw_request(self, job_id: str, number: int) -> bool:
+        """Delete a request that was not carried out; False if it has an answer, or its owner is about to give one.
+
+        If its owner is dead and may have begun with it, the job is interrupted for good: that owner cannot write it
+        any longer.
+        """
+
+    def end_request(self, number: int) -> None:
+        """Queue the deletion of a request whose sender needs no answer any longer."""
 
     def follow(self, fence: int) -> AbstractAsyncContextManager[Follower]:
         """Follow the commits of an owner. Enter this first and read then, so that nothing is missed.

@@ -43,11 +43,13 @@ class JobWrites(msgspec.Struct):
     reason: str | None = None
     finished: float | None = None
     stopped: bool | None = None
+    answers: list[tuple[int, bytes]] = []
 
     def merge(self, later: JobWrites) -> None:
         """Add what was queued later."""
         self.entries += later.entries
         self.params += later.params
+        self.answers += later.answers
         self.size += later.size
         self.errors += later.errors
         self.done += later.done
@@ -139,6 +141,10 @@ class Batch(msgspec.Struct):
             writes.status, writes.reason, writes.finished = status, reason, finished
         if stopped is not None:
             writes.stopped = stopped
+
+    def answer(self, job_id: str, number: int, data: bytes) -> None:
+        """Answer a request."""
+        self._of(job_id, len(data) + _WRITE).answers.append((number, data))
 
     def discard(self, job_id: str) -> bool:
         """Drop what is queued for a job. Return whether there was anything."""

@@ -15,7 +15,7 @@ import functools
 import os
 import sqlite3
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final, TypeVar, cast
 
@@ -25,7 +25,7 @@ import msgspec
 from dfm_async.base.backoff import delays
 from dfm_async.base.tasks import completed
 from dfm_async.errors import StoreError
-from dfm_async.store.rows import FENCES, Damage, storable
+from dfm_async.store.rows import FENCES, VERSION, Damage, newer_format, storable
 
 T = TypeVar("T")
 
@@ -47,8 +47,6 @@ _ADVICE = {
     sqlite3.SQLITE_CORRUPT: ("the database is damaged", "Restore it from a copy, or begin with a new file"),
 }
 
-VERSION: Final = 1
-"""The version of the format. A store of another version is not opened."""
 _APPLICATION: Final = 0x44464D41
 """``PRAGMA application_id``: distinguishes stores from other databases."""
 _MODE: Final = 0o600
@@ -78,6 +76,19 @@ _TABLES: Final = (
     """,
     f"PRAGMA application_id = {_APPLICATION}",
 )
+_MIGRATIONS: Final = {
+    2: (
+        """
+        CREATE TABLE requests (
+            number INTEGER PRIMARY KEY AUTOINCREMENT, job INTEGER NOT NULL, sender INTEGER NOT NULL, taken INTEGER,
+            data BLOB NOT NULL, answer BLOB
+        )
+        """,
+        "CREATE INDEX requests_by_job ON requests (job)",
+        "CREATE INDEX jobs_by_end ON jobs (finished) WHERE finished IS NOT NULL",
+    ),
+}
+"""What makes a store of each version from one of the version before it. A new store begins with version 1."""
 _COLUMNS: Final = {
     "meta": {"version", "last_fence"},
     "owners": {"fence", "pid", "host", "address"},
@@ -86,6 +97,7 @@ _COLUMNS: Final = {
     "params": {"job", "frame", "data"},
     "entries": {"job", "first", "count", "kind", "head", "payload"},
 }
+_COLUMNS_SINCE: Final = {2: {"requests": {"number", "job", "sender", "taken", "data", "answer"}}}
 _ADDED: Final = {"errors": "INTEGER", "done": "INTEGER", "pipeline": "TEXT", "label": "TEXT"}
 """Columns of ``jobs`` that the first files of this version lack; NULL means that the number is unknown."""
 _INDEXES: Final = {
@@ -230,25 +242,30 @@ def create_file(path: str) -> None:
 
 
 def prepare(connection: sqlite3.Connection, path: str) -> None:
-    """Check that the database is a store, and make it one if it is empty.
+    """Check that the database is a store of this version; migrate an older one, and make an empty file a store.
 
     Raises:
-        StoreError: it is not a store, or has another version.
+        StoreError: it is not a store, or has a newer version.
     """
-    if _is_new(connection, path):
+    if _version(connection, path) != VERSION or _missing(connection):
         connection.execute("BEGIN IMMEDIATE")
         with connection:
-            if _is_new(connection, path):  # else another process was faster
-                for statement in _TABLES:
-                    connection.execute(statement)
-                connection.execute("INSERT INTO meta (version, last_fence) VALUES (?, 0)", (VERSION,))
-                _add_missing(connection)
-    elif _missing(connection):
-        connection.execute("BEGIN IMMEDIATE")
-        with connection:
-            _add_missing(connection)
+            _migrate(connection, _version(connection, path))  # else another process was faster
     connection.execute("PRAGMA journal_mode = WAL")
     connection.execute("PRAGMA synchronous = NORMAL")
+
+
+def _migrate(connection: sqlite3.Connection, version: int | None) -> None:
+    """Bring a store of some version to this one; None: there is nothing yet."""
+    if version is None:
+        for statement in _TABLES:
+            connection.execute(statement)
+        connection.execute("INSERT INTO meta (version, last_fence) VALUES (1, 0)")
+    _add_missing(connection)
+    for following in range((version or 1) + 1, VERSION + 1):
+        for statement in _MIGRATIONS[following]:
+            connection.execute(statement)
+    connection.execute("UPDATE meta SET version = ?", (VERSION,))
 
 
 def _missing(connection: sqlite3.Connection) -> list[str]:
@@ -296,29 +313,36 @@ def _columns(connection: sqlite3.Connection, table: str) -> dict[str, int]:
     return {row[1]: row[6] for row in connection.execute(f"PRAGMA table_xinfo({table})")}
 
 
-def _is_new(connection: sqlite3.Connection, path: str) -> bool:
+def _version(connection: sqlite3.Connection, path: str) -> int | None:
+    """Return the version of a store; None if the database is empty.
+
+    Raises:
+        StoreError: it is not a store, or has a newer version.
+    """
     (application,) = connection.execute("PRAGMA application_id").fetchone()
     if application != _APPLICATION:
-        (tables,) = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
-        if application or tables:
+        (count,) = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
+        if application or count:
             raise StoreError(path, "this is a database, but not a store of jobs", _CHOOSE)
-        return True
-    _check_tables(connection, path)
+        return None
+    _check_tables(connection, path, _COLUMNS)
     row = connection.execute("SELECT version, last_fence FROM meta").fetchone()
-    if row is None or not all(isinstance(value, int) for value in row) or row[1] + 1 not in FENCES:
+    if row is None or not all(isinstance(value, int) for value in row) or row[1] + 1 not in FENCES or row[0] < 1:
         raise _damaged(path, f"table 'meta' holds {row!r}, not a version and a fencing number")
-    version = row[0]
-    if version != VERSION:
-        what = "Use a newer dfm_async" if version > VERSION else "Use the dfm_async that wrote it"
-        raise StoreError(path, f"its format has version {version}, this is for version {VERSION}", what)
-    return False
+    version: int = row[0]
+    if version > VERSION:
+        raise newer_format(path, version, VERSION)
+    for since, tables in _COLUMNS_SINCE.items():
+        if since <= version:
+            _check_tables(connection, path, tables)
+    return version
 
 
-def _check_tables(connection: sqlite3.Connection, path: str) -> None:
+def _check_tables(connection: sqlite3.Connection, path: str, expected: Mapping[str, set[str]]) -> None:
     """Refuse what could run code of its own when it is read or written: views, virtual tables, triggers."""
     objects = connection.execute("SELECT type, name, rootpage FROM sqlite_master").fetchall()
     stored = {name for kind, name, page in objects if kind == "table" and page}
-    for table, columns in _COLUMNS.items():
+    for table, columns in expected.items():
         if table not in stored:
             raise _damaged(path, f"{table!r} is missing, or not a table")
         found = _columns(connection, table)

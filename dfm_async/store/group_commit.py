@@ -14,7 +14,7 @@ from dfm_async.base.signals import Outcome, Signal
 from dfm_async.base.tasks import completed
 from dfm_async.errors import DfmError, StoreError
 from dfm_async.model.status import JobStatus
-from dfm_async.store.base import Entry, NewJob
+from dfm_async.store.base import Entry, NewJob, Request
 from dfm_async.store.batching import Batch, Committed
 
 _log = logging.getLogger(__name__)
@@ -291,6 +291,7 @@ class GroupCommitStore:
         self.on_gap: Callable[[str, StoreError], None] | None = None
         self.on_error: Callable[[StoreError], None] | None = None
         self.on_interrupted: Callable[[], None] | None = None
+        self.on_request: Callable[[], None] | None = None
         self._writer_: Writer | None = None
         self._creating: dict[str, Command] = {}
 
@@ -346,6 +347,12 @@ class GroupCommitStore:
         """Queue a change of a job of this store."""
         writer = self._writer
         writer.batch.update(job_id, status, reason, finished, stopped)
+        writer.wake()
+
+    def answer(self, request: Request, data: bytes) -> None:
+        """Queue the answer to a request. It is committed together with what was queued for the job at the same time."""
+        writer = self._writer
+        writer.batch.answer(request.job_id, request.number, data)
         writer.wake()
 
     async def flush(self) -> None:

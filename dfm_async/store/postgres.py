@@ -39,7 +39,7 @@ from dfm_async.base.tasks import OwnedTasks, completed
 from dfm_async.errors import StoreError
 from dfm_async.model.job_filter import ALL_JOBS, JobFilter
 from dfm_async.store import postgres_queries as queries
-from dfm_async.store.base import READ_BYTES, Entry, Follower, NewJob, Position, StoredJob
+from dfm_async.store.base import READ_BYTES, Entry, Follower, NewJob, Position, Request, StoredJob
 from dfm_async.store.batching import Batch, Committed
 from dfm_async.store.group_commit import GroupCommitStore, Writer
 from dfm_async.store.postgres_queries import Connection, Ownership
@@ -204,6 +204,7 @@ class PostgresStore(GroupCommitStore):
                     listening.settle(None)
                     for follower in self._followers:  # notifications may have been missed
                         follower.notify()
+                    self._call(self.on_request)
                     dead: set[int] = set()
                     while True:
                         await ownership.renew(connection)
@@ -227,6 +228,10 @@ class PostgresStore(GroupCommitStore):
 
     def _notified(self, payload: str) -> None:
         fence, _, what = payload.partition(" ")
+        if what == "request":
+            if fence == str(self.fence):
+                self._call(self.on_request)
+            return
         for follower in self._followers:
             if str(follower.fence) == fence:
                 follower.notify(ended=what == "end")
@@ -255,6 +260,24 @@ class PostgresStore(GroupCommitStore):
     async def delete(self, job_id: str) -> None:
         """Delete a job that this store owns or whose owner is dead."""
         await self._writer.command(partial(self._owner.delete, job_id))
+
+    async def request(self, job_id: str, data: bytes, limit: int = 64) -> int | None:
+        """Store a request to the owner of a job, which is notified; return its number. It is committed on return."""
+        self._check_size(job_id, len(data))
+        number: int | None = await self._writer.command(partial(self._owner.request, job_id, data, limit))
+        return number
+
+    async def take_request(self, request: Request) -> bool:
+        """Reserve a request for this store before carrying it out; False if it was withdrawn, or its job is lost."""
+        return bool(await self._writer.command(partial(self._owner.take_request, request.number)))
+
+    async def withdraw_request(self, job_id: str, number: int) -> bool:
+        """Delete a request that was not carried out; False if it has an answer, or its owner is about to give one."""
+        return bool(await self._writer.command(partial(self._owner.withdraw_request, job_id, number)))
+
+    def end_request(self, number: int) -> None:
+        """Queue the deletion of a request whose sender needs no answer any longer."""
+        self._writer.queue(partial(self._owner.end_request, number))
 
     @property
     def _owner(self) -> Ownership:
@@ -351,6 +374,14 @@ class PostgresStore(GroupCommitStore):
     async def params(self, job_id: str, frames: Sequence[int]) -> dict[int, bytes]:
         """Return parameter sets by their numbers; those that are not stored are missing."""
         return await self._read(lambda connection: queries.read_params(connection, job_id, frames))
+
+    async def requests(self) -> list[Request]:
+        """Return the requests for the jobs of this store that have no answer, the oldest first."""
+        return await self._read(lambda connection: queries.read_requests(connection, self.fence))
+
+    async def answer_to(self, number: int) -> bytes | None:
+        """Return the answer to a request, if it has one."""
+        return await self._read(lambda connection: queries.read_answer(connection, number))
 
     @asynccontextmanager
     async def follow(self, fence: int) -> AsyncIterator[Follower]:

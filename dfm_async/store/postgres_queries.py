@@ -16,25 +16,26 @@ from psycopg import AsyncConnection, Error
 from dfm_async.errors import JobNotFound, JobOwned, StoreError
 from dfm_async.model.job_filter import JobFilter
 from dfm_async.model.status import JobStatus
-from dfm_async.store.base import Entry, NewJob, Position, StoredJob
+from dfm_async.store.base import Entry, NewJob, Position, Request, StoredJob
 from dfm_async.store.batching import Batch, Committed, JobChange, JobState
 from dfm_async.store.rows import (
     JOB,
+    VERSION,
     arguments,
     conditions,
     entry_of,
     is_number,
     is_text,
+    newer_format,
     page,
     params_of,
+    request_of,
     storable,
     stored_job,
 )
 
 Connection: TypeAlias = AsyncConnection[tuple[Any, ...]]
 
-VERSION: Final = 1
-"""The version of the format. A store of another version is not opened."""
 _MARK: Final = "jobs of dfm_async"
 """The comment of the schema: distinguishes stores from other schemas of the same name."""
 _CHUNK: Final = 16 << 20
@@ -99,10 +100,38 @@ _LAST_EVENT: Final = """
     SELECT coalesce(max(first + count), 0) FROM entries WHERE job = (SELECT job FROM jobs WHERE job_id = %s)
     AND first = (SELECT max(first) FROM entries WHERE job = (SELECT job FROM jobs WHERE job_id = %s))
 """
+_ANSWER: Final = """
+    UPDATE requests SET answer = new.answer
+    FROM unnest(%s::bigint[], %s::bigint[], %s::bytea[]) AS new (job, number, answer)
+    WHERE requests.number = new.number AND requests.job = new.job
+"""
+_REQUESTS: Final = """
+    SELECT job_id, number, data FROM requests JOIN jobs USING (job) WHERE fence = %s AND answer IS NULL ORDER BY number
+"""
+_TAKE: Final = """
+    UPDATE requests SET taken = jobs.fence FROM jobs
+    WHERE number = %s AND answer IS NULL AND jobs.job = requests.job AND jobs.fence = %s RETURNING number
+"""
+_END_UNREAD: Final = f"""
+    DELETE FROM requests USING jobs WHERE jobs.job = requests.job AND job_id = %s AND answer IS NOT NULL
+    AND NOT EXISTS (SELECT 1 FROM owners WHERE fence = sender AND {_ALIVE})
+"""  # noqa: S608 - constants
+_ADD_REQUEST: Final = """
+    INSERT INTO requests (job, sender, data) SELECT job, %(sender)s, %(data)s FROM jobs WHERE job_id = %(job)s
+    AND (SELECT count(*) FROM requests WHERE requests.job = jobs.job) < %(limit)s RETURNING number
+"""
+_END: Final = "DELETE FROM requests WHERE number = %s"
 _PARAMS_STORED: Final = """
     SELECT count(*), coalesce(max(frame) + 1, 0) FROM params WHERE job = (SELECT job FROM jobs WHERE job_id = %s)
 """
 
+_INDEXES: Final = {
+    "jobs_by_time": f"(created, {_ID})",
+    "jobs_by_pipeline": f"(pipeline, created, {_ID})",
+    "jobs_by_label": f"(label, created, {_ID}) WHERE label IS NOT NULL",
+    "jobs_not_finished": f"(created, {_ID}) WHERE status <> 'finished'",
+}
+"""What lists of jobs are read with."""
 _TABLES: Final = (
     "CREATE TABLE meta (version integer NOT NULL)",
     """
@@ -121,10 +150,6 @@ _TABLES: Final = (
     ) WITH (fillfactor = 70)
     """,
     "CREATE INDEX jobs_by_fence ON jobs (fence)",
-    f"CREATE INDEX jobs_by_time ON jobs (created, {_ID})",
-    f"CREATE INDEX jobs_by_pipeline ON jobs (pipeline, created, {_ID})",
-    f"CREATE INDEX jobs_by_label ON jobs (label, created, {_ID}) WHERE label IS NOT NULL",
-    f"CREATE INDEX jobs_not_finished ON jobs (created, {_ID}) WHERE status <> 'finished'",
     """
     CREATE TABLE plans (
         job bigint PRIMARY KEY REFERENCES jobs ON DELETE CASCADE, plan bytea NOT NULL, fingerprint text,
@@ -147,43 +172,73 @@ _TABLES: Final = (
     "ALTER TABLE entries ALTER COLUMN payload SET STORAGE EXTERNAL",
     "ALTER TABLE params ALTER COLUMN data SET STORAGE EXTERNAL",
 )
+_MIGRATIONS: Final = {
+    2: (
+        # The first stores of version 1 have neither.
+        "ALTER TABLE jobs ADD COLUMN IF NOT EXISTS pipeline text, ADD COLUMN IF NOT EXISTS label text",
+        *(f"CREATE INDEX IF NOT EXISTS {name} ON jobs {columns}" for name, columns in _INDEXES.items()),
+        """
+        CREATE TABLE requests (
+            number bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+            job bigint NOT NULL REFERENCES jobs ON DELETE CASCADE,
+            sender bigint NOT NULL, taken bigint, data bytea NOT NULL, answer bytea
+        )
+        """,
+        "CREATE INDEX requests_by_job ON requests (job)",
+        "CREATE INDEX jobs_by_end ON jobs (finished) WHERE finished IS NOT NULL",
+    ),
+}
+"""What makes a store of each version from one of the version before it. A new store begins with version 1."""
 
 
 # the format
 
 
 async def prepare(connection: Connection, schema: str, path: str) -> None:
-    """Check that the schema is a store, and create it if it does not exist.
+    """Check that the schema is a store of this version; migrate an older one, and create it if it does not exist.
 
     Raises:
-        StoreError: it is not a store, or has another version.
+        StoreError: it is not a store, or has a newer version.
     """
-    if await _is_new(connection, schema, path):
-        async with connection.transaction():
-            await connection.execute("SELECT pg_advisory_xact_lock(hashtext(%s))", (_MARK,))
-            if await _is_new(connection, schema, path):  # else another process was faster
-                await connection.execute(f"CREATE SCHEMA {schema}".encode())
-                await connection.execute(f"COMMENT ON SCHEMA {schema} IS '{_MARK}'".encode())
-                for statement in _TABLES:
-                    await connection.execute(statement)
-                await connection.execute("INSERT INTO meta (version) VALUES (%s)", (VERSION,))
+    if await _version(connection, schema, path) == VERSION:
+        return
+    async with connection.transaction():
+        await connection.execute("SELECT pg_advisory_xact_lock(hashtext(%s))", (_MARK,))
+        version = await _version(connection, schema, path)  # another process may have been faster
+        if version is None:
+            version = 1
+            await connection.execute(f"CREATE SCHEMA {schema}".encode())
+            await connection.execute(f"COMMENT ON SCHEMA {schema} IS '{_MARK}'".encode())
+            for statement in _TABLES:
+                await connection.execute(statement.encode())
+            await connection.execute("INSERT INTO meta (version) VALUES (1)")
+        for following in range(version + 1, VERSION + 1):
+            for statement in _MIGRATIONS[following]:
+                await connection.execute(statement.encode())
+        await connection.execute("UPDATE meta SET version = %s", (VERSION,))
 
 
-async def _is_new(connection: Connection, schema: str, path: str) -> bool:
+async def _version(connection: Connection, schema: str, path: str) -> int | None:
+    """Return the version of a store; None if the schema does not exist.
+
+    Raises:
+        StoreError: it is not a store, or has a newer version.
+    """
     comment = await _row(
         connection, "SELECT obj_description(oid, 'pg_namespace') FROM pg_namespace WHERE nspname = %s", (schema,)
     )
     if comment is None:
-        return True
+        return None
     if comment[0] != _MARK:
         advice = "Pass the schema of a store, or of one that does not exist yet: PostgresStore(url, schema=...)"
         raise StoreError(path, f"the schema {schema!r} exists, but is not a store of jobs", advice)
-    version = await _row(connection, "SELECT version FROM meta", ())
-    if version != (VERSION,):
-        found = None if version is None else version[0]
-        what = "Use a newer dfm_async" if found is not None and found > VERSION else "Use the dfm_async that wrote it"
-        raise StoreError(path, f"its format has version {found}, this is for version {VERSION}", what)
-    return False
+    row = await _row(connection, "SELECT version FROM meta", ())
+    if row is None or row[0] < 1:
+        raise StoreError(path, f"its table 'meta' holds {row!r}, not a version", "Restore it from a backup")
+    version: int = row[0]
+    if version > VERSION:
+        raise newer_format(path, version, VERSION)
+    return version
 
 
 async def _row(connection: Connection, query: str, arguments: Sequence[Any]) -> tuple[Any, ...] | None:
@@ -274,6 +329,9 @@ class Ownership:
             await connection.execute(_ADD_ENTRIES, columns)
         for chunk in _params_chunks(changes):
             await connection.execute(_ADD_PARAMS, [list(column) for column in zip(*chunk, strict=True)])
+        answers = [(change.key, number, data) for change in changes for number, data in change.writes.answers]
+        if answers:
+            await connection.execute(_ANSWER, [list(column) for column in zip(*answers, strict=True)])
         if changes:
             await connection.execute(_CHANGE, [list(column) for column in zip(*map(_changed, changes), strict=True)])
 
@@ -339,14 +397,60 @@ class Ownership:
 
     async def delete(self, job_id: str, connection: Connection, ends: dict[str, int]) -> None:
         """Delete a job."""
-        await self._available(connection, job_id)
+        found = await self._locked(connection, job_id)
+        if found is None or not found.status.terminal:
+            await self._available(connection, job_id)
         await connection.execute("DELETE FROM jobs WHERE job_id = %s", (job_id,))
         ends.pop(job_id, None)
 
-    async def _available(self, connection: Connection, job_id: str) -> StoredJob:
+    async def request(
+        self, job_id: str, data: bytes, limit: int, connection: Connection, _ends: dict[str, int]
+    ) -> int | None:
+        """Store a request, and notify the owner of the job; return its number."""
+        found = await self._locked(connection, job_id)
+        if found is None:
+            raise JobNotFound(job_id)
+        await connection.execute(_END_UNREAD.encode(), (job_id,))
+        if found.status.ended:
+            return None
+        given = {"sender": self.fence, "data": data, "job": job_id, "limit": limit}
+        row = await (await connection.execute(_ADD_REQUEST, given)).fetchone()
+        if row is None:
+            return None
+        await connection.execute("SELECT pg_notify(%s, %s)", (self._channel, f"{found.owner.fence} request"))
+        number: int = row[0]
+        return number
+
+    async def take_request(self, number: int, connection: Connection, _ends: dict[str, int]) -> bool:
+        """Reserve a request for this store."""
+        return await _row(connection, _TAKE, (number, self.fence)) is not None
+
+    async def withdraw_request(self, job_id: str, number: int, connection: Connection, _ends: dict[str, int]) -> bool:
+        """Delete a request that was not carried out, and will not be."""
+        found = await self._locked(connection, job_id)
+        row = await _row(connection, "SELECT taken, answer FROM requests WHERE number = %s FOR UPDATE", (number,))
+        if row is not None and found is not None:
+            taken, answer = row
+            if answer is not None or (taken == found.owner.fence and not found.status.ended):
+                return False
+            if taken == found.owner.fence:  # it may be stopped, and go on
+                change = "UPDATE jobs SET fence = nextval('fences') WHERE job_id = %s"
+                await connection.execute(change, (job_id,))
+        await connection.execute(_END, (number,))
+        return True
+
+    async def end_request(self, number: int, connection: Connection, _ends: dict[str, int]) -> None:
+        """Delete a request."""
+        await connection.execute(_END, (number,))
+
+    async def _locked(self, connection: Connection, job_id: str) -> StoredJob | None:
         # A statement that waits for a row sees the new row, but the old rows that it was joined with.
-        await connection.execute(_LOCK, (job_id,))
-        found = await find_job(connection, self.fence, job_id)
+        if is_storable(job_id):
+            await connection.execute(_LOCK, (job_id,))
+        return await find_job(connection, self.fence, job_id)
+
+    async def _available(self, connection: Connection, job_id: str) -> StoredJob:
+        found = await self._locked(connection, job_id)
         if found is None:
             raise JobNotFound(job_id)
         if found.owner.alive and not found.owner.mine:
@@ -456,6 +560,17 @@ async def read_params(connection: Connection, job_id: str, frames: Sequence[int]
         return {}
     rows = await (await connection.execute(_PARAMS, (job_id, list(frames)))).fetchall()
     return {frame: params_of(job_id, frame, data) for frame, data in rows}
+
+
+async def read_requests(connection: Connection, fence: int) -> list[Request]:
+    """Return the requests for the jobs of an owner that have no answer, the oldest first."""
+    return [request_of(row) for row in await (await connection.execute(_REQUESTS, (fence,))).fetchall()]
+
+
+async def read_answer(connection: Connection, number: int) -> bytes | None:
+    """Return the answer to a request, if it has one."""
+    row = await _row(connection, "SELECT answer FROM requests WHERE number = %s", (number,))
+    return None if row is None else row[0]
 
 
 async def dead_owners(connection: Connection) -> set[int]:

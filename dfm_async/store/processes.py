@@ -9,8 +9,9 @@ share. Elsewhere they are locks of the process (``lockf``); the stores of one pr
 closing any descriptor of a file drops all such locks of the process.
 
 *Commits.* Every open store has an abstract Unix socket, and sends a byte per commit. A byte means that something was
-committed since the byte before it; the end of the connection, that the owner has ended. Nothing else is ever sent, so
-a follower that does not read need not be waited for: when its buffer is full, it has a byte to read anyway.
+committed since the byte before it; the end of the connection, that the owner has ended. A byte in the other direction
+means that a request to the owner was committed. Nothing else is ever sent, so an end that does not read need not be
+waited for: when its buffer is full, it has a byte to read anyway.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ import secrets
 import socket
 import struct
 import sys
+from collections.abc import Callable
 from typing import Final, Protocol
 
 from dfm_async.base.descriptors import close_in_children
@@ -204,15 +206,16 @@ class ProcessLocks:
 
 
 class Followers:
-    """The processes that follow the commits of this store.
+    """The processes that follow the commits of this store. ``on_request`` is called when one has stored a request.
 
     Attributes:
         address: the address to connect to; None where there are no abstract addresses.
     """
 
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, on_request: Callable[[], None]) -> None:
         self.address: bytes | None = None
         self._loop = loop
+        self._on_request = on_request
         self._listener: socket.socket | None = None
         self._connections: set[socket.socket] = set()
         if not _ABSTRACT:
@@ -241,8 +244,21 @@ class Followers:
             return
         connection.setblocking(False)
         self._connections.add(connection)
-        self._loop.add_reader(connection, self._drop, connection)  # followers send nothing: it can only be the end
+        self._loop.add_reader(connection, self._receive, connection)
         self._send(connection)  # for what was committed after it connected and before it was accepted
+
+    def _receive(self, connection: socket.socket) -> None:
+        try:
+            data = connection.recv(_READ)
+        except BlockingIOError:
+            return
+        except OSError:  # it was closed; what it had sent is lost
+            data = b""
+            self._on_request()
+        if data:
+            self._on_request()
+        else:
+            self._drop(connection)
 
     def notify(self) -> None:
         """Notify all followers of a commit."""
@@ -250,12 +266,9 @@ class Followers:
             self._send(connection)
 
     def _send(self, connection: socket.socket) -> None:
-        try:
+        # One that has enough bytes to read needs no further one. One that was closed may have sent something before.
+        with contextlib.suppress(OSError):
             connection.send(b"\1")
-        except BlockingIOError:
-            pass  # it has enough bytes to read
-        except OSError:
-            self._drop(connection)
 
     def _drop(self, connection: socket.socket) -> None:
         if connection in self._connections:
@@ -313,6 +326,12 @@ class CommitFollower:
                 "Follow it as the same user, and in the same network namespace or container",
             ) from error
         self._socket = connection
+
+    def notify_owner(self) -> None:
+        """Notify the owner that a request for one of its jobs was committed."""
+        if self._socket is not None:
+            with contextlib.suppress(OSError):  # it has enough bytes to read, or has ended
+                self._socket.send(b"\1")
 
     async def changed(self) -> bool:
         """Wait until something was committed since the last call; False when the owner has ended."""

@@ -13,7 +13,7 @@ import msgspec
 from dfm_async.errors import JobNotFound, JobOwned, StoreError
 from dfm_async.model.job_filter import JobFilter
 from dfm_async.model.status import JobStatus
-from dfm_async.store.base import Entry, NewJob, Position, StoredJob
+from dfm_async.store.base import Entry, NewJob, Position, Request, StoredJob
 from dfm_async.store.batching import Batch, Committed, JobState
 from dfm_async.store.processes import Locks
 from dfm_async.store.rows import (
@@ -27,6 +27,7 @@ from dfm_async.store.rows import (
     is_text,
     page,
     params_of,
+    request_of,
     storable,
     stored_job,
 )
@@ -48,7 +49,9 @@ _ADDRESS: Final = "SELECT address FROM owners WHERE fence = ?"
 _IDLE: Final = "SELECT fence FROM owners WHERE NOT EXISTS (SELECT 1 FROM jobs WHERE jobs.fence = owners.fence)"
 _LAST_EVENT: Final = "SELECT first + count FROM entries WHERE job = ? ORDER BY first DESC LIMIT 1"
 _PARAMS_STORED: Final = "SELECT count(*), coalesce(max(frame) + 1, 0) FROM params WHERE job = ? AND frame >= 0"
-_DELETE: Final = tuple(f"DELETE FROM {table} WHERE job = ?" for table in ("entries", "params", "plans", "jobs"))  # noqa: S608 - constants
+_KEPT: Final = "entries", "params", "requests", "plans", "jobs"
+"""The tables that have rows of a job."""
+_DELETE: Final = tuple(f"DELETE FROM {table} WHERE job = ?" for table in _KEPT)  # noqa: S608 - constants
 _STATE: Final = 'SELECT job, fence, "end", frames FROM jobs WHERE job_id = ?'
 _CHANGE: Final = """
     UPDATE jobs SET "end" = :end, frames = :frames, errors = errors + :errors, done = done + :done,
@@ -58,6 +61,16 @@ _CHANGE: Final = """
 """
 _ADD_ENTRY: Final = "INSERT INTO entries (job, first, count, kind, head, payload) VALUES (?, ?, ?, ?, ?, ?)"
 _ADD_PARAMS: Final = "INSERT INTO params (job, frame, data) VALUES (?, ?, ?)"
+_ANSWER: Final = "UPDATE requests SET answer = ? WHERE number = ? AND job = ?"
+_REQUESTS: Final = """
+    SELECT job_id, number, data FROM requests JOIN jobs USING (job) WHERE fence = ? AND answer IS NULL ORDER BY number
+"""
+_TAKE: Final = """
+    UPDATE requests SET taken = ?1 WHERE number = ?2 AND answer IS NULL
+    AND (SELECT fence FROM jobs WHERE jobs.job = requests.job) = ?1
+"""
+_ANSWERED: Final = "SELECT number, sender FROM requests WHERE job = ? AND answer IS NOT NULL"
+_END: Final = "DELETE FROM requests WHERE number = ?"
 
 
 # writing
@@ -90,11 +103,13 @@ def _write(connection: sqlite3.Connection, batch: Batch, fence: int, path: str, 
 
     entries: list[tuple[Any, ...]] = []
     params: list[tuple[Any, ...]] = []
+    answers: list[tuple[Any, ...]] = []
     changes: list[dict[str, Any]] = []
     for change in batch.changes(load, fence, path, done):
         job, writes = change.key, change.writes
         entries += [(job, e.first, e.count, e.kind, e.head, e.payload) for e in writes.entries]
         params += [(job, number, data) for number, data in writes.params]
+        answers += [(data, number, job) for number, data in writes.answers]
         changes.append(
             {
                 "job": job,
@@ -108,7 +123,7 @@ def _write(connection: sqlite3.Connection, batch: Batch, fence: int, path: str, 
                 "stopped": writes.stopped,
             }
         )
-    for statement, rows in ((_ADD_ENTRY, entries), (_ADD_PARAMS, params), (_CHANGE, changes)):
+    for statement, rows in ((_ADD_ENTRY, entries), (_ADD_PARAMS, params), (_CHANGE, changes), (_ANSWER, answers)):
         if rows:
             connection.executemany(statement, rows)
 
@@ -212,11 +227,60 @@ class Ownership:
 
     def delete(self, job_id: str, connection: sqlite3.Connection, ends: dict[str, int]) -> None:
         """Delete a job."""
-        self._available(connection, job_id)
+        found = find_job(connection, self.locks, self.fence, job_id)
+        if found is None or not found.status.terminal:
+            self._available(connection, job_id)
         number = connection.execute(_NUMBER, (job_id,)).fetchone()
         for statement in _DELETE:
             connection.execute(statement, number)
         ends.pop(job_id, None)
+
+    def request(
+        self, job_id: str, data: bytes, limit: int, connection: sqlite3.Connection, _ends: dict[str, int]
+    ) -> tuple[int, int] | None:
+        """Store a request; return its number, and the owner of the job."""
+        found = find_job(connection, self.locks, self.fence, job_id)
+        if found is None:
+            raise JobNotFound(job_id)
+        (job,) = connection.execute(_NUMBER, (job_id,)).fetchone()
+        for number, sender in connection.execute(_ANSWERED, (job,)).fetchall():
+            if sender not in FENCES or not self.locks.held(sender):
+                connection.execute(_END, (number,))
+        (count,) = connection.execute("SELECT count(*) FROM requests WHERE job = ?", (job,)).fetchone()
+        if found.status.ended or count >= limit:
+            return None
+        row = (job, self.fence, data)
+        number = connection.execute("INSERT INTO requests (job, sender, data) VALUES (?, ?, ?)", row).lastrowid
+        return None if number is None else (number, found.owner.fence)
+
+    def take_request(self, number: int, connection: sqlite3.Connection, _ends: dict[str, int]) -> bool:
+        """Reserve a request for this store."""
+        return bool(connection.execute(_TAKE, (self.fence, number)).rowcount)
+
+    def withdraw_request(self, job_id: str, number: int, connection: sqlite3.Connection, _ends: dict[str, int]) -> bool:
+        """Delete a request that was not carried out, and will not be."""
+        row = connection.execute("SELECT taken, answer FROM requests WHERE number = ?", (number,)).fetchone()
+        found = find_job(connection, self.locks, self.fence, job_id)
+        if row is not None and found is not None:
+            taken, answer = row
+            if answer is not None or (taken == found.owner.fence and not found.status.ended):
+                return False
+            if taken == found.owner.fence:  # it may be stopped, and go on
+                fence = self._next_fence(connection)
+                connection.execute("UPDATE jobs SET fence = ? WHERE job_id = ?", (fence, job_id))
+                connection.execute("UPDATE meta SET last_fence = ?", (fence,))
+        connection.execute(_END, (number,))
+        return True
+
+    def end_request(self, number: int, connection: sqlite3.Connection, _ends: dict[str, int]) -> None:
+        """Delete a request."""
+        connection.execute(_END, (number,))
+
+    def _next_fence(self, connection: sqlite3.Connection) -> int:
+        fence: int = connection.execute("SELECT last_fence FROM meta").fetchone()[0] + 1
+        while self.locks.held(fence):  # by one whose database was deleted, and its counter with it
+            fence += 1
+        return fence
 
     def _available(self, connection: sqlite3.Connection, job_id: str) -> StoredJob:
         found = find_job(connection, self.locks, self.fence, job_id)
@@ -310,6 +374,17 @@ def read_params(connection: sqlite3.Connection, job_id: str, frames: Sequence[in
         if row is not None:
             found[frame] = params_of(job_id, frame, row[0])
     return found
+
+
+def read_requests(connection: sqlite3.Connection, fence: int) -> list[Request]:
+    """Return the requests for the jobs of an owner that have no answer, the oldest first."""
+    return [request_of(row) for row in connection.execute(_REQUESTS, (fence,)).fetchall()]
+
+
+def read_answer(connection: sqlite3.Connection, number: int) -> bytes | None:
+    """Return the answer to a request, if it has one."""
+    row = connection.execute("SELECT answer FROM requests WHERE number = ?", (number,)).fetchone()
+    return row[0] if row is not None and isinstance(row[0], bytes) else None
 
 
 def owner_address(connection: sqlite3.Connection, fence: int) -> bytes | None:

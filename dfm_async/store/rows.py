@@ -9,10 +9,13 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final
 
 from dfm_async.base.text import shortened
+from dfm_async.errors import StoreError
 from dfm_async.model.job_filter import JobFilter
 from dfm_async.model.status import JobStatus
-from dfm_async.store.base import Entry, Owner, Position, StoredJob
+from dfm_async.store.base import Entry, Owner, Position, Request, StoredJob
 
+VERSION: Final = 2
+"""The version of the format, in every database. A store of an older version is migrated when it is opened."""
 LARGEST_NUMBER: Final = 1 << 53
 """The limit of offsets and counts."""
 FENCES: Final = range(1, 1 << 62)
@@ -76,6 +79,11 @@ def storable(text: str | None) -> str | None:
     if text is None:
         return None
     return text.replace("\0", "\N{SYMBOL FOR NULL}").encode("utf-8", "backslashreplace").decode()
+
+
+def newer_format(path: str, found: int, known: int) -> StoreError:
+    """Return the error for a store that a newer version of the library has written."""
+    return StoreError(path, f"its format has version {found}, this is for version {known}", "Use a newer dfm_async")
 
 
 class Damage(Exception):
@@ -190,3 +198,11 @@ def params_of(job_id: str, frame: int, data: Any) -> bytes:
     if not isinstance(data, bytes):
         raise Damage(f"job {job_id}: parameter set {frame} cannot be read ({shortened(data)})")
     return data
+
+
+def request_of(row: Sequence[Any]) -> Request:
+    """Return a request."""
+    job_id, number, data = row
+    if not is_text(job_id) or not is_number(number) or not isinstance(data, bytes):
+        raise Damage(f"job {shortened(job_id)}: a request cannot be read ({shortened(row)})")
+    return Request(job_id, number, data)

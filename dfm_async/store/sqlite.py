@@ -22,14 +22,14 @@ import asyncio
 import os
 import sqlite3
 from collections.abc import AsyncIterator, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, closing
 from functools import partial
 from typing import Final
 
 from dfm_async.errors import StoreError
 from dfm_async.model.job_filter import ALL_JOBS, JobFilter
 from dfm_async.store import queries
-from dfm_async.store.base import READ_BYTES, Entry, Follower, NewJob, Position, StoredJob
+from dfm_async.store.base import READ_BYTES, Entry, Follower, NewJob, Position, Request, StoredJob
 from dfm_async.store.batching import Batch
 from dfm_async.store.database import Database, check_owner, create_file, explain, identity, prepare
 from dfm_async.store.group_commit import GroupCommitStore, Writer
@@ -84,7 +84,7 @@ class SqliteStore(GroupCommitStore):
             check_owner(self.path)
             create_file(self.path)
             # Followers are notified of the end after the locks are released, not before.
-            followers = self._followers = Followers(asyncio.get_running_loop())
+            followers = self._followers = Followers(asyncio.get_running_loop(), lambda: self._call(self.on_request))
         except OSError as error:
             raise explain(self.path, error) from error
         stack.callback(followers.close)
@@ -174,6 +174,32 @@ class SqliteStore(GroupCommitStore):
         """Delete a job that this store owns or whose owner is dead."""
         await self._writer.command(partial(self._ownership.delete, job_id))
 
+    async def request(self, job_id: str, data: bytes, limit: int = 64) -> int | None:
+        """Store a request to the owner of a job, which is notified; return its number. It is committed on return."""
+        self._check_size(job_id, len(data))
+        ownership, writer = self._ownership, self._writer
+        await self._register(ownership)
+        stored: tuple[int, int] | None = await writer.command(partial(ownership.request, job_id, data, limit))
+        if stored is None:
+            return None
+        number, owner = stored
+        address = await self._reader.run(partial(queries.owner_address, fence=owner))
+        with closing(CommitFollower(self.path, ownership.locks, owner, address)) as connection:
+            connection.notify_owner()
+        return number
+
+    async def take_request(self, request: Request) -> bool:
+        """Reserve a request for this store before carrying it out; False if it was withdrawn, or its job is lost."""
+        return bool(await self._writer.command(partial(self._ownership.take_request, request.number)))
+
+    async def withdraw_request(self, job_id: str, number: int) -> bool:
+        """Delete a request that was not carried out; False if it has an answer, or its owner is about to give one."""
+        return bool(await self._writer.command(partial(self._ownership.withdraw_request, job_id, number)))
+
+    def end_request(self, number: int) -> None:
+        """Queue the deletion of a request whose sender needs no answer any longer."""
+        self._writer.queue(partial(self._ownership.end_request, number))
+
     async def _commit(self, batch: Batch, wait: bool) -> None:
         assert self._database is not None  # noqa: S101 - it is open
         work = partial(queries.commit, batch=batch, fence=self.fence, path=self.path, check=self._check_file)
@@ -224,6 +250,14 @@ class SqliteStore(GroupCommitStore):
     async def params(self, job_id: str, frames: Sequence[int]) -> dict[int, bytes]:
         """Return parameter sets by their numbers; those that are not stored are missing."""
         return await self._reader.run(lambda connection: queries.read_params(connection, job_id, frames))
+
+    async def requests(self) -> list[Request]:
+        """Return the requests for the jobs of this store that have no answer, the oldest first."""
+        return await self._reader.run(partial(queries.read_requests, fence=self.fence))
+
+    async def answer_to(self, number: int) -> bytes | None:
+        """Return the answer to a request, if it has one."""
+        return await self._reader.run(partial(queries.read_answer, number=number))
 
     # following
 

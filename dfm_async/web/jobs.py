@@ -130,11 +130,10 @@ class JobHandlers(Handlers):
     async def send(self, request: Request, _send: Send) -> Response:
         """Send further parameter sets to an open job."""
         state = self._state
-        principal, job, _ = await state.job(request, "send")
+        principal, job, info = await state.job(request, "send")
         with state.uploads.upload(principal) as upload:
             body = await read_body(request, state.limits, upload, Inputs)
-            if not job.info().accepts:
-                await state.session._check_steerable(job.job_id)
+            if not info.accepts and info.status is not JobStatus.INTERRUPTED:
                 raise Refusal(409, "closed", "the job takes no further parameter sets")
             with state.uploads.inputs(job.job_id):
                 await unless_disconnected(request, job.send_input_params(body.params))

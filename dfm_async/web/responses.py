@@ -13,6 +13,7 @@ from starlette.responses import Response
 from dfm_async.errors import (
     DfmError,
     JobExists,
+    JobInterrupted,
     JobNotFound,
     JobOwned,
     ParameterError,
@@ -110,6 +111,9 @@ def refusal_of(error: DfmError | Refusal) -> Refusal:
             return Refusal(404, "job", "there is no such job")
         case JobOwned():
             return Refusal(409, "owned", "another process runs the job: it can only be read here")
+        case JobInterrupted():
+            message = f"the process that ran the job has ended: {error.reason}. Resume it, or wait until a service does"
+            return Refusal(503, "interrupted", message)
         case QueueFull():
             return Refusal(429, "queue", "too many jobs wait for a slot")
         case ResultsExpired():

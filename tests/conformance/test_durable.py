@@ -9,6 +9,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from dfm_async import (
@@ -33,6 +34,10 @@ from dfm_async import (
 )
 from dfm_async.errors import DecodingError, JobInterrupted, JobOwned, QueueFull
 from dfm_async.events import FrameCompleted
+from dfm_async.session import steering
+from dfm_async.session.steering import OwnedJobs
+from dfm_async.store import open_store
+from dfm_async.wire.codec import Codec
 from tests.conftest import Open, TargetName
 from tests.support.pipelines import pipeline_of, yielding
 from tests.support.postgres import PostgresServer
@@ -475,16 +480,115 @@ async def test_listed_jobs_of_another_session_are_followed_too(opens: Open, tmp_
         assert await job is JobStatus.FINISHED
 
 
-async def test_a_job_of_another_session_cannot_be_steered(opens: Open, tmp_path: Path) -> None:
+async def test_a_job_of_another_session_takes_parameter_sets(opens: Open, tmp_path: Path) -> None:
     async with opens() as first, opens() as second:
-        await first.execute(waits, None, autostop=False, job_id="shared")
+        (tmp_path / "open").touch()
+        job = await first.execute(waits, None, autostop=False, job_id="shared")
         other = await second.reattach("shared")
-        with pytest.raises(JobOwned):
-            await other.cancel()
-        with pytest.raises(JobOwned):
+        assert other.info().accepts
+        with pytest.raises(ParameterError, match="unknown parameter 'm'"):
+            await other.send_input_params({"m": 1})
+        await other.send_input_params([{"folder": str(tmp_path), "n": n} for n in range(100)])
+        assert job.info().sets == 100
+        await asyncio.gather(*(other.send_input_params({"folder": str(tmp_path), "n": n}) for n in range(100, 110)))
+        await other.send_stop_frame()
+        assert not job.info().accepts
+        with pytest.raises(ParameterError, match="takes no further parameter sets"):
             await other.send_input_params({"folder": str(tmp_path), "n": 1})
-        with pytest.raises(JobOwned):
-            await other.send_stop_frame()
+        assert sorted(r.value for r in await other.collect()) == list(range(110))
+        await other.send_stop_frame()
+        assert await other.cancel() == {}
+        with pytest.raises(ParameterError, match="takes no further parameter sets"):
+            await other.send_input_params({"folder": str(tmp_path), "n": 1})
+
+
+async def test_a_job_of_another_session_is_cancelled(opens: Open, tmp_path: Path) -> None:
+    async with opens() as first, opens() as second:
+        job = await first.execute(waits, [{"folder": str(tmp_path), "n": n} for n in (1, 9)], job_id="shared")
+        assert (await job.first()).value == 1
+        other = await second.reattach("shared")
+        outcomes = await other.cancel("enough")
+        assert job.status is other.status is JobStatus.ABORTED
+        assert set(outcomes.values()) <= {"stopped", "stopped after grace"}
+        assert "site" in outcomes
+        with pytest.raises(JobAborted, match="enough"):
+            await other
+
+
+async def test_cancelling_does_not_wait_behind_parameter_sets_that_have_no_room(opens: Open, tmp_path: Path) -> None:
+    async with opens() as first, opens() as second:
+        await first.execute(waits, None, autostop=False, concurrency=2, job_id="shared")
+        other = await second.reattach("shared")
+        rows = [{"folder": str(tmp_path), "n": n} for n in range(5, 205)]
+        sending = asyncio.create_task(other.send_input_params(rows))
+        while (other.info().sets or 0) < 64:  # the first part is taken, the second waits for room
+            await anext(aiter(other.changes(0)))
+            await second.reattach("shared")
+        await other.cancel()
+        with pytest.raises(ParameterError, match="takes no further parameter sets"):
+            await sending
+
+
+async def test_requests_whose_sender_is_gone_are_carried_out_by_the_next_owner(
+    opens: Open, store_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "open").touch()
+    rows = [{"folder": str(tmp_path), "n": n} for n in range(3)]
+    async with opens() as first:
+        await first.execute(waits, None, autostop=False, job_id="shared")
+        monkeypatch.setattr(OwnedJobs, "_begin", lambda *_: None)  # it dies before it carries anything out
+        codec = Codec.for_store()
+        data = [codec.dumps({name: codec.pack(value) for name, value in row.items()}) for row in rows]
+        sender = open_store(store_url)
+        await sender.open()
+        for request in steering.SendParams(data), steering.StopInput():
+            assert await sender.request("shared", msgspec.msgpack.encode(request)) is not None
+        await sender.close()
+    monkeypatch.undo()
+    async with opens() as second:
+        job = await second.resume("shared")
+        assert sorted(r.value for r in await job.collect()) == [0, 1, 2]
+
+
+async def test_senders_are_notified_when_the_owner_ends(
+    opens: Open, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with opens() as second:
+        async with opens() as first:
+            await first.execute(waits, None, autostop=False, job_id="shared")
+            other = await second.reattach("shared")
+            asked = asyncio.Event()
+            monkeypatch.setattr(OwnedJobs, "_begin", lambda *_: asked.set())
+            params = {"folder": str(tmp_path), "n": 1}
+            calls = [other.send_input_params(params), other.send_stop_frame(), other.cancel("late")]
+            tasks = [asyncio.create_task(call) for call in calls]
+            await asked.wait()
+        monkeypatch.undo()
+        with pytest.raises(JobInterrupted, match="0 of 1 parameter sets were taken"):
+            await tasks[0]
+        with pytest.raises(JobInterrupted):
+            await tasks[1]
+        assert await tasks[2] == {}
+        assert other.status is JobStatus.ABORTED
+
+
+async def test_a_call_that_is_cancelled_withdraws_its_request(
+    opens: Open, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "open").touch()
+    async with opens() as first, opens() as second:
+        job = await first.execute(waits, None, autostop=False, job_id="shared")
+        other = await second.reattach("shared")
+        asked = asyncio.Event()
+        monkeypatch.setattr(OwnedJobs, "_begin", lambda *_: asked.set())
+        sending = asyncio.create_task(other.send_input_params({"folder": str(tmp_path), "n": 1}))
+        await asked.wait()
+        sending.cancel()
+        await asyncio.wait([sending])
+        monkeypatch.undo()
+        await other.send_input_params({"folder": str(tmp_path), "n": 2})
+        await other.send_stop_frame()
+        assert [r.value for r in await job.collect()] == [2]
 
 
 async def test_a_job_whose_log_is_no_longer_in_memory_is_read_from_the_store(opens: Open) -> None:

@@ -38,6 +38,8 @@ async def obey(store: Store, words: list[str]) -> object:
             return (await store.take_over(job_id)).end
         case ["delete", job_id]:
             await store.delete(job_id)
+        case ["request", job_id]:
+            return await store.request(job_id, b"data")
         case ["pid"]:
             return os.getpid()
         case ["fork"]:

@@ -22,9 +22,11 @@ from dfm_async.model.job_filter import JobFilter
 from dfm_async.model.status import JobStatus
 from dfm_async.store import Store
 from dfm_async.store.base import Entry, StoredJob
+from dfm_async.store.rows import VERSION
 from tests.store.backends import Backend
 from tests.store.conftest import AnyOpener, Starter
 from tests.store.helpers import entry, everything, found, new_job, row
+from tests.support.waiting import PROMPT
 
 
 @pytest.fixture
@@ -249,6 +251,24 @@ async def test_a_deleted_job_is_gone_with_all_it_had(backend: Backend, store: St
     for table in "jobs", "plans", "params", "entries":
         assert await backend.execute(f"SELECT count(*) FROM {table}") == [(1,)]
     assert await everything(store, "k") == [entry(0)]
+
+
+async def test_a_store_of_a_newer_version_is_refused_with_both_versions(backend: Backend, store: Store) -> None:
+    await backend.execute(f"UPDATE meta SET version = {VERSION + 1}")
+    with pytest.raises(StoreError, match=f"version {VERSION + 1}, this is for version {VERSION}. Use a newer"):
+        await backend.make().open()
+
+
+async def test_a_store_of_the_first_version_is_migrated(backend: Backend, opened: AnyOpener) -> None:
+    old = await opened()
+    await old.create(new_job("j"))
+    await old.close()
+    for statement in "DROP TABLE requests", "DROP INDEX jobs_by_end", "UPDATE meta SET version = 1":
+        await backend.execute(statement)
+    store = await opened()
+    assert await backend.execute("SELECT version FROM meta") == [(VERSION,)]
+    await store.take_over("j")
+    assert await store.request("j", b"data") is not None
 
 
 async def test_two_stores_in_one_process_are_two_owners(store: Store, opened: AnyOpener) -> None:
@@ -677,3 +697,131 @@ async def test_ended_owner_is_reported(start: Starter, store: Store) -> None:
         assert not await follower.changed()
     async with store.follow(4711) as follower:
         assert not await follower.changed()
+
+
+# requests to owners
+
+
+async def test_requests_reach_the_owner_in_order_and_are_answered_with_its_writes(
+    store: Store, opened: AnyOpener
+) -> None:
+    other, notified = await opened(), asyncio.Event()
+    await store.create(new_job("j"))
+    await store.create(new_job("k"))
+    store.on_request = notified.set
+    numbers = [await other.request(job_id, data) for job_id, data in (("j", b"1"), ("k", b"2"), ("j", b"3"))]
+    async with asyncio.timeout(PROMPT):
+        await notified.wait()
+    requests = await store.requests()
+    assert [(request.job_id, request.data) for request in requests] == [("j", b"1"), ("k", b"2"), ("j", b"3")]
+    assert [request.number for request in requests] == numbers
+    assert await other.requests() == []
+    async with other.follow(store.fence) as follower:
+        await follower.changed()
+        assert await store.take_request(requests[0])
+        store.append("j", entry(0))
+        store.answer(requests[0], b"done")
+        while await follower.changed() and await other.answer_to(requests[0].number) is None:
+            pass
+        assert (await found(other)).end == 1
+    assert await other.answer_to(requests[0].number) == b"done"
+    assert await store.requests() == requests[1:]
+    other.end_request(requests[0].number)
+    await other.flush()
+    assert await other.answer_to(requests[0].number) is None
+
+
+async def test_a_job_has_a_limited_number_of_requests(store: Store, opened: AnyOpener) -> None:
+    other = await opened()
+    await store.create(new_job("j"))
+    assert [await other.request("j", b"", 2) is not None for _ in range(3)] == [True, True, False]
+    assert await other.request("j", b"", 3) is not None
+    with pytest.raises(JobNotFound):
+        await other.request("k", b"")
+    store.update("j", status=JobStatus.FINISHED)
+    await store.flush()
+    assert await other.request("j", b"", 100) is None
+
+
+async def test_answers_of_a_sender_that_died_make_room(start: Starter, store: Store) -> None:
+    child = await start()
+    await store.create(new_job("j"))
+    await child.tell("request j")
+    (request,) = await store.requests()
+    store.answer(request, b"done")
+    await store.flush()
+    assert await store.request("j", b"", 1) is None
+    await child.tell("create k")
+    await child.kill_owner(store, "k")
+    assert await store.request("j", b"", 1) is not None
+
+
+async def test_a_request_is_withdrawn_unless_its_owner_has_taken_it(store: Store, opened: AnyOpener) -> None:
+    other = await opened()
+    await store.create(new_job("j"))
+    for taken in False, True:
+        number = await other.request("j", b"")
+        assert number is not None
+        (request,) = await store.requests()
+        if taken:
+            assert await store.take_request(request)
+            assert not await other.withdraw_request("j", number)
+            store.answer(request, b"done")
+            await store.flush()
+            assert not await other.withdraw_request("j", number)
+        else:
+            assert await other.withdraw_request("j", number)
+            assert not await store.take_request(request)
+        assert await store.requests() == []
+
+
+async def test_requests_of_a_dead_owner_go_to_the_one_that_takes_over(
+    start: Starter, store: Store, opened: AnyOpener
+) -> None:
+    child = await start()
+    await child.tell("create j")
+    number = await store.request("j", b"data")
+    await child.kill_owner(store)
+    assert await store.request("j", b"") is None
+    other = await opened()
+    await other.take_over("j")
+    (request,) = await other.requests()
+    assert (request.number, request.data) == (number, b"data")
+    assert await other.take_request(request)
+
+
+async def test_withdrawing_from_an_owner_that_seems_dead_keeps_it_from_writing(
+    backend: Backend, store: Store, opened: AnyOpener
+) -> None:
+    other = await opened()
+    fenced: list[str] = []
+    store.on_fenced = fenced.append
+    await store.create(new_job("j"))
+    number = await other.request("j", b"data")
+    (request,) = await store.requests()
+    await store.take_request(request)
+    store.update("j", status=JobStatus.INTERRUPTED)
+    await store.flush()
+    assert number is not None
+    assert await other.withdraw_request("j", number)
+    store.answer(request, b"done")
+    store.append("j", entry(0))
+    await store.flush()
+    assert fenced == ["j"]
+    assert (await found(other)).end == 0
+    assert (await other.take_over("j")).owner.mine
+
+
+async def test_requests_are_deleted_with_their_job(backend: Backend, store: Store) -> None:
+    await store.create(new_job("j"))
+    await store.request("j", b"data")
+    await store.delete("j")
+    assert await backend.execute("SELECT count(*) FROM requests") == [(0,)]
+
+
+async def test_a_job_that_has_ended_can_be_deleted_by_every_store(store: Store, opened: AnyOpener) -> None:
+    await store.create(new_job("j"))
+    store.update("j", status=JobStatus.FINISHED)
+    await store.flush()
+    await (await opened()).delete("j")
+    assert await store.find("j") is None

@@ -96,16 +96,6 @@ async def test_a_schema_of_others_is_refused_and_left_alone(backend: PostgresBac
     assert await backend.execute("SELECT count(*) FROM pg_tables WHERE schemaname = 'theirs'") == [(0,)]
 
 
-@pytest.mark.parametrize(("version", "advice"), [(2, "newer"), (0, "that wrote it")])
-async def test_a_store_of_another_version_is_refused(backend: PostgresBackend, version: int, advice: str) -> None:
-    store = backend.make()
-    await store.open()
-    await store.close()
-    await backend.execute(f"UPDATE meta SET version = {version}")
-    with pytest.raises(StoreError, match=f"version {version}.*{advice}"):
-        await backend.make().open()
-
-
 async def test_schemas_of_one_database_are_separate_stores(backend: PostgresBackend, store: PostgresStore) -> None:
     other = PostgresStore(backend.url, schema="other")
     await other.open()

@@ -14,7 +14,6 @@ import pytest
 from dfm_async.errors import StoreError
 from dfm_async.model.status import JobStatus
 from dfm_async.store import open_store
-from dfm_async.store.database import VERSION
 from dfm_async.store.processes import OfdLocks
 from dfm_async.store.queries import find_job
 from dfm_async.store.sqlite import SqliteStore
@@ -88,14 +87,6 @@ async def test_a_database_of_somebody_else_is_refused_and_left_alone(path: Path)
         await SqliteStore(path).open()
     assert path.read_bytes() == before
     assert os.listdir(path.parent) == [path.name]
-
-
-@pytest.mark.parametrize(("version", "advice"), [(VERSION + 1, "newer"), (VERSION - 1, "that wrote it")])
-async def test_a_store_of_another_version_is_refused(path: Path, opened: Opener, version: int, advice: str) -> None:
-    await (await opened()).close()
-    sql(path, "UPDATE meta SET version = ?", version)
-    with pytest.raises(StoreError, match=f"version {version}.*{advice}"):
-        await SqliteStore(path).open()
 
 
 async def test_missing_folder_of_a_store_is_reported(tmp_path: Path) -> None:

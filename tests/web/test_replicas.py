@@ -62,13 +62,27 @@ async def service(url: str) -> AsyncIterator[Server]:
         yield server
 
 
-async def test_a_job_can_be_read_from_every_service(url: str) -> None:
+async def test_a_job_can_be_read_and_cancelled_at_every_service(url: str) -> None:
     async with replica(url), service(url) as server:
         found = (await server.client.get("/jobs/shared/events?limit=1000")).json()["events"]
         assert [event["value"] for event in found if event["event"] == "result"] == [*range(COUNT // 2)]
-        refused = await server.client.post("/jobs/shared/cancel")
-        assert refused.status_code == 409
-        assert "another process" in refused.text
+        cancelled = (await server.client.post("/jobs/shared/cancel", json={"reason": "enough"})).json()
+        assert (cancelled["status"], cancelled["reason"]) == ("aborted", "enough")
+        assert cancelled["outcomes"]["lab"] == "stopped"
+
+
+async def test_a_job_takes_inputs_at_every_service(url: str) -> None:
+    async with service(url) as first, service(url) as second:
+        job_id = await first.submit("squares", None, open=True)
+        for server, last in (second, False), (first, False), (second, True):
+            body = {"params": [{"x": 2}, {"x": 3}], "last": last}
+            sent = await server.client.post(f"/jobs/{job_id}/inputs", json=body)
+            assert sent.status_code == 202, sent.text
+        assert sorted(await second.results(job_id)) == [4, 4, 4, 9, 9, 9]
+        late = await second.client.post(f"/jobs/{job_id}/inputs", json={"params": {"x": 2}})
+        assert (late.status_code, late.json()["error"]) == (409, "closed")
+        assert (await second.client.delete(f"/jobs/{job_id}")).status_code == 204
+        assert (await first.client.get("/jobs/other")).status_code == 404
 
 
 async def test_jobs_of_a_process_that_is_killed_go_on_in_another_service(url: str) -> None:
