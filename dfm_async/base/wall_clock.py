@@ -81,3 +81,14 @@ class WallTimer:
         else:
             self._moment = None
             self._call(max(now, moment))
+
+
+async def sleep_until(moment: float) -> None:
+    """Return when the time of day has come; at most half a minute late, as a :class:`WallTimer`."""
+    come = asyncio.Event()
+    timer = WallTimer(lambda _: come.set())
+    timer.set(moment)
+    try:
+        await come.wait()
+    finally:
+        timer.set(None)

@@ -12,6 +12,8 @@ with lazy_imports(__name__):
     from dfm_async.session.mapping import MapItem as MapItem
     from dfm_async.session.mapping import MapStream as MapStream
     from dfm_async.session.profiling import Profiling as Profiling
+    from dfm_async.session.schedule import Schedule as Schedule
+    from dfm_async.session.schedule import ScheduleOptions as ScheduleOptions
     from dfm_async.session.session import Session as Session
     from dfm_async.session.stream import EventStream as EventStream
     from dfm_async.session.stream import ResultStream as ResultStream

@@ -10,7 +10,7 @@ import time
 import weakref
 from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Mapping
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, Final, Literal, NoReturn, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Final, Literal, NoReturn, TypeVar, Unpack, overload
 
 import msgspec
 
@@ -56,6 +56,7 @@ from dfm_async.workers.process_memory import memory_of
 if TYPE_CHECKING:
     from dfm_async.discovery.advice import Discovery
     from dfm_async.session.durable import DurableJobs
+    from dfm_async.session.schedule import Schedule, ScheduleOptions, TickParams
     from dfm_async.store.base import Store
 
 R = TypeVar("R")
@@ -120,6 +121,7 @@ class Session(DirectCalls):
         self._profile = SessionProfile(self._traces, homesite)
         self._supervisor = Supervisor(start=self._start, started=self._started, stop=self._end_jobs)
         self._durable = None if opened is None else self._open_durable(opened)
+        self._schedules: set[str] = set()
         self._preparation = Preparation(federation, homesite, self._target, self.options, self._profile)
         stored = None if self._durable is None else self._durable.codec
         self._params = ParameterSets(federation, self._target.codec, stored)
@@ -408,11 +410,7 @@ class Session(DirectCalls):
         """
         self._supervisor.check_open()
         began = asyncio.get_running_loop().time(), time.time_ns()
-        if isinstance(pipeline, Plan):
-            plan = pipeline
-            await self._preparation.check(plan)
-        else:
-            plan = await self._preparation.prepare(pipeline)
+        plan = await self._planned(pipeline)
         if not isinstance(priority, int):
             raise TypeError(f"priority must be a whole number, not {priority!r}")
         if retry is not None and not isinstance(retry, RetryPolicy):
@@ -478,6 +476,66 @@ class Session(DirectCalls):
             found = {place: callback for place, callback in found.items() if place in plan.places}
         check_places(found, plan)
         return Callbacks(self._dispatcher, default, found)
+
+    def schedule(
+        self,
+        name: str,
+        pipeline: Pipeline[..., R] | Plan[R],
+        params: TickParams = None,
+        *,
+        cron: str | None = None,
+        every: int | None = None,
+        tz: str = "UTC",
+        missed: Literal["skip", "once", "all"] = "skip",
+        overlap: Literal["allow", "skip"] = "allow",
+        **options: Unpack[ScheduleOptions],
+    ) -> Schedule[R]:
+        """Return a schedule, which starts a job at every tick while it is open: ``async with session.schedule(...)``.
+
+        The id of a job is the name and the time of its tick in UTC, such as ``nightly@2026-11-20T02:00:00Z``. So
+        several replicas of a program with one store run each tick once. Cron expressions need the extra ``schedule``.
+
+        Args:
+            name: the name of the schedule, the same in all replicas.
+            pipeline: what to run.
+            params: the parameter sets of all jobs; or a function that returns those of one job, and gets the time of
+                its tick as a datetime. It should return the same for the same time in all replicas.
+            cron: when jobs start: minute, hour, day of month, month and day of week. A time that does not exist,
+                because clocks are set forward, is moved to the end of the gap; of one that exists twice, the first
+                counts.
+            every: how many whole seconds are between two jobs, instead of ``cron``; counted from the beginning of 1970.
+            tz: the time zone of ``cron``, and of the times that ``params`` gets.
+            missed: what happens to ticks that were missed since the last one in the store, or while the machine slept:
+                "skip" runs none of them, "once" the newest, "all" all of them, at most the newest 100. A tick counts as
+                missed if it is more than a minute late, or the next one has come.
+            overlap: whether a job starts while the one before it has not ended.
+            options: options of :meth:`execute` for all jobs.
+
+        Raises:
+            TypeError: neither ``cron`` nor ``every`` is given, or both are.
+            ValueError: one of the options is invalid.
+            ImportError: the extra ``schedule`` is not installed.
+        """
+        self._supervisor.check_open()
+        from dfm_async.session.schedule import Schedule, ScheduleOwner  # only here: few programs have one
+        from dfm_async.session.timetables import timetable
+
+        owner: ScheduleOwner[R] = ScheduleOwner(
+            prepare=lambda: self._planned(pipeline),
+            check=self._submission.check_params,
+            execute=lambda plan, given, job_id, label: self.execute(plan, given, job_id=job_id, label=label, **options),
+            reattach=self.reattach,
+            find_jobs=lambda label: self.find_jobs(label=label),
+            spawn=self._supervisor.spawn,
+            names=self._schedules,
+        )
+        return Schedule(name, timetable(cron, every, tz), params, missed=missed, overlap=overlap, owner=owner)
+
+    async def _planned(self, pipeline: Pipeline[..., R] | Plan[R]) -> Plan[R]:
+        if isinstance(pipeline, Plan):
+            await self._preparation.check(pipeline)
+            return pipeline
+        return await self._preparation.prepare(pipeline)
 
     async def resume(
         self,

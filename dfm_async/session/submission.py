@@ -86,6 +86,14 @@ class Submission:
 
     # new jobs
 
+    async def check_params(self, plan: Plan, params: Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> None:
+        """Check parameter sets.
+
+        Raises:
+            ParameterError: they do not fit the pipeline.
+        """
+        await self._params.pack_in_turns(plan, params)
+
     async def execute(
         self,
         plan: Plan,

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Mapping, Sequence
-from typing import Any, Generic, Literal, TypeVar, overload
+from datetime import datetime
+from typing import Any, Generic, Literal, Self, TypeVar, overload
 
 from dfm_async.base.loop_thread import LoopThread
 from dfm_async.errors import DfmError
@@ -16,7 +17,8 @@ from dfm_async.planning.plan import Plan
 from dfm_async.session.job import Job as AsyncJob
 from dfm_async.session.job import R_co
 from dfm_async.session.mapping import MapStream as AsyncMapStream
-from dfm_async.sync.blocking import Blocking
+from dfm_async.session.schedule import Schedule as AsyncSchedule
+from dfm_async.sync.blocking import Blocking, wait
 from dfm_async.sync.streams import Stream
 
 V = TypeVar("V")
@@ -47,6 +49,41 @@ class MapStream(Stream[V]):
         """The job that runs the calls; None before the first item."""
         found = self._source.job
         return None if found is None else Job(self._loop, found)
+
+
+class Schedule(Stream[Any], Generic[V]):
+    """A job for each tick of a timetable, returned by ``session.schedule``.
+
+    ``with`` opens it: its ticks run until the block ends, or the session. The jobs that it has started go on.
+    ``for job in schedule`` yields the job of each tick, as :class:`dfm_async.session.Schedule` does.
+    """
+
+    def __init__(self, loop: LoopThread, source: AsyncSchedule[V]) -> None:
+        super().__init__(loop, source)
+        self._source = source
+        self.name: str = source.name
+        self.label: str = source.label
+
+    def __enter__(self) -> Self:
+        wait(self._loop, self._source.__aenter__())
+        return self
+
+    def __next__(self) -> Job[V]:
+        return Job(self._loop, super().__next__())
+
+    @property
+    def next_at(self) -> datetime | None:
+        """The time of the next tick, in the time zone of the schedule; None if it is not open."""
+        return self._loop.call(lambda: self._source.next_at)
+
+    @property
+    def last_job(self) -> Job[V] | None:
+        """The job of the last tick that ran, here or in another replica; None if there is none."""
+        found = self._loop.call(lambda: self._source.last_job)
+        return None if found is None else Job(self._loop, found)
+
+    def __repr__(self) -> str:
+        return self._loop.call(lambda: repr(self._source))
 
 
 class Job(Blocking[AsyncJob[R_co]], Generic[R_co]):

@@ -6,7 +6,7 @@ import contextlib
 import inspect
 import os
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any, Literal, Self, overload
+from typing import TYPE_CHECKING, Any, Literal, Self, Unpack, overload
 
 from dfm_async.base.loop_thread import LoopThread
 from dfm_async.base.tasks import in_thread
@@ -30,7 +30,7 @@ from dfm_async.session.mapping import MapItem
 from dfm_async.session.session import Session as AsyncSession
 from dfm_async.sync.blocking import Blocking
 from dfm_async.sync.inputs import Params, pulled, streamed
-from dfm_async.sync.job import Job, MapStream
+from dfm_async.sync.job import Job, MapStream, Schedule
 from dfm_async.sync.streams import Managed, Stream
 from dfm_async.telemetry.cpu_profile import CpuProfile
 from dfm_async.telemetry.sinks import Sink
@@ -40,6 +40,7 @@ if TYPE_CHECKING:
 
     from dfm_async.discovery.advice import Discovery
     from dfm_async.federation.call_types import Takes
+    from dfm_async.session.schedule import ScheduleOptions, TickParams
     from dfm_async.store.base import Store
 
 
@@ -221,6 +222,32 @@ class Session(Blocking[AsyncSession]):
                     watch,
                     checkpoint,
                     start_at,
+                )
+            ),
+        )
+
+    def schedule(
+        self,
+        name: str,
+        pipeline: Pipeline[..., R] | Plan[R],
+        params: TickParams = None,
+        *,
+        cron: str | None = None,
+        every: int | None = None,
+        tz: str = "UTC",
+        missed: Literal["skip", "once", "all"] = "skip",
+        overlap: Literal["allow", "skip"] = "allow",
+        **options: Unpack[ScheduleOptions],
+    ) -> Schedule[R]:
+        """Return a schedule, which starts a job at every tick while it is open: ``with session.schedule(...)``.
+
+        See :meth:`dfm_async.Session.schedule`.
+        """
+        return Schedule(
+            self._loop,
+            self._call(
+                lambda: self._async.schedule(
+                    name, pipeline, params, cron=cron, every=every, tz=tz, missed=missed, overlap=overlap, **options
                 )
             ),
         )

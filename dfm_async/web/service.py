@@ -11,7 +11,7 @@ import threading
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, contextmanager, nullcontext
 from types import FrameType
-from typing import Any, Final
+from typing import Any, Final, Literal, Unpack
 
 from starlette.applications import Starlette
 from starlette.requests import HTTPConnection, Request
@@ -24,7 +24,9 @@ from dfm_async.federation.federation import Federation
 from dfm_async.language.pipeline import Pipeline
 from dfm_async.model.info import JobInfo
 from dfm_async.model.status import JobStatus
+from dfm_async.session.schedule import Schedule, ScheduleOptions, TickParams
 from dfm_async.session.session import Session
+from dfm_async.session.timetables import timetable
 from dfm_async.telemetry.metrics import METRICS, Metric, counter, gauge, prometheus_text, value_of
 from dfm_async.web.access import Authorizer, Guard, LocalAuthorizer, Principal
 from dfm_async.web.assets import Assets, Drawings
@@ -124,6 +126,7 @@ class Service:
         self._drain_on_signals = drain_on_signals
         self._resume = resume
         self._accept_changes = accept_changes
+        self._schedules: dict[str, Callable[[Session], Schedule[Any]]] = {}
         self.limits: WebLimits = limits or WebLimits()
         """What clients may have at most."""
         self._local: LocalAuthorizer | None = None
@@ -210,6 +213,41 @@ class Service:
             self._mcp, self._run_mcp = endpoint, endpoint.running
         return self._mcp
 
+    def schedule(
+        self,
+        name: str,
+        pipeline: Pipeline,
+        params: TickParams = None,
+        *,
+        cron: str | None = None,
+        every: int | None = None,
+        tz: str = "UTC",
+        missed: Literal["skip", "once", "all"] = "skip",
+        overlap: Literal["allow", "skip"] = "allow",
+        **options: Unpack[ScheduleOptions],
+    ) -> None:
+        """Run a pipeline on a schedule while the service is open. Call it before the service opens.
+
+        The arguments are those of :meth:`dfm_async.Session.schedule`. If several replicas of the service have one
+        store in PostgreSQL, each tick runs in one of them. The jobs have the label ``schedule NAME``, which takes the
+        place of a principal: authorizers decide who may read them.
+
+        Raises:
+            SessionClosed: the service is already open.
+            ValueError: there is a schedule of this name, or an option is invalid.
+            TypeError: neither ``cron`` nor ``every`` is given, or both are.
+            ImportError: the extra ``schedule`` is not installed.
+        """
+        if self._state.current is not None:
+            raise SessionClosed("the service is already open: call service.schedule() before its lifespan begins")
+        if name in self._schedules:
+            raise ValueError(f"the service has a schedule {name!r} already: choose another name")
+        timetable(cron, every, tz)  # now, and not when the service opens
+        given = ScheduleOptions(**{"watch": self._state.page, **options})
+        self._schedules[name] = lambda session: session.schedule(
+            name, pipeline, params, cron=cron, every=every, tz=tz, missed=missed, overlap=overlap, **given
+        )
+
     def _replace_pipelines(self, pipelines: Mapping[str, Pipeline]) -> None:
         """Let clients run other pipelines from now on. They were checked before."""
         self._state.replace_pipelines(pipelines)
@@ -223,7 +261,8 @@ class Service:
         Give it to your application. If that has a lifespan already: ``async with service.lifespan(): ...`` in it.
 
         Raises:
-            PipelineError: a registered pipeline cannot be run.
+            PipelineError: a registered pipeline cannot be run, or one of a schedule.
+            ParameterError: the parameters of a schedule do not fit.
             StoreError: another process serves the same store.
             ValueError: interrupted jobs are to be resumed, and the session has no store.
         """
@@ -254,6 +293,8 @@ class Service:
                 sys.stderr.flush()
             if self._resume:
                 resuming = session._spawn(self._resume_jobs(session))
+            for make in self._schedules.values():
+                await tools.enter_async_context(make(session))
             with _on_shutdown_signal(state.streams.drain) if self._drain_on_signals else nullcontext():
                 yield
                 await self.drain()

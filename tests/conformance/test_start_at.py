@@ -8,21 +8,30 @@ from typing import Any
 
 import pytest
 
-from dfm_async import JobAborted, JobStatus, LocalOptions, Session
+from dfm_async import Federation, JobAborted, JobStatus, LocalOptions, Session
 from dfm_async.errors import JobInterrupted, QueueFull
 from dfm_async.testing import virtual_time
 from tests.conftest import Connect, Open
 from tests.support.pipelines import pipeline_of
-from tests.support.stored import fed, site, squares
 
 NOON = datetime(2026, 3, 1, 12, tzinfo=UTC)
 
 
-@site.operation
+fed = Federation("later")
+lab = fed.site("lab")
+
+
+@lab.operation
+async def square(n: int) -> int:
+    return n * n
+
+
+@lab.operation
 async def started_at(n: int) -> tuple[int, float]:
     return n, time.time()
 
 
+squares = pipeline_of(square, "n")
 starts = pipeline_of(started_at, "n")
 
 

@@ -31,6 +31,7 @@ RETURNED: Final = {
     "ActivityReader": "Stream[Activity]",
     "AsyncGenerator": "Stream[{}]",
     "Profiling": "Managed[{}]",
+    "Schedule": "Schedule[{}]",
 }
 """What blocking methods return instead; the braces stand for the items."""
 DEFAULT_ITEM: Final = "Result"
@@ -111,7 +112,7 @@ def _body(method: Function, kind: str) -> str:
     if kind == "list[Job]":
         return f"[Job(self._loop, job) for job in {got}]"
     outer = _returned(kind).partition("[")[0]
-    if outer in ("Stream", "MapStream", "Managed"):
+    if outer in ("Stream", "MapStream", "Managed", "Schedule"):
         return f"{outer}(self._loop, {got})"
     return got
 
