@@ -31,8 +31,8 @@ class Federation(Shown):
     """Named sites and the operations that each of them offers.
 
     Args:
-        name: what the federation is called.
-        api_version: the version of its operations; a pipeline for another major version is refused.
+        name: the name of the federation.
+        api_version: the version of its operations; a pipeline for another major version is rejected.
         description: a text for users.
         packages: the packages that classes which are named by a path may come from; None means all but the standard
             library.
@@ -57,23 +57,23 @@ class Federation(Shown):
         self.compat = compat
         self.sites: dict[str, Site] = {}
         self.revision: int = 0
-        """The number of changes of its sites and operations: connected sessions reload code when it differs."""
+        """The number of changes to its sites and operations: connected sessions reload code when it changes."""
         self.callee: Callable[[Adapter], Any] | None = None
         """The ``callee`` of new adapters. For tests."""
         self.operations: Operations = Operations()
         self.info: dict[str, Any] = {}
-        """Other information from its file."""
+        """Further information from its file."""
         self.provision: dict[str, Any] = {}
-        """How it is deployed; kept for other tools."""
+        """The deployment section of its file; kept for other tools."""
         self.files: tuple[str, ...] = ()
-        """The paths of the files that it was read from: its own first, then those that it refers to."""
+        """The paths of the files that it was read from: the main file first, then the files that it refers to."""
         self.models: Models = Models({})
         """The schemas that its file names; ``models.declared`` holds them as JSON schemas."""
         self.schemas: Namespace[Any] = Namespace("schema", self.models)
         """The same by attributes: ``federation.schemas.tasks.State(value=1.5)``."""
 
     def changed(self) -> None:
-        """Note a change: connected sessions use it from their next job on."""
+        """Record a change: connected sessions use it from their next job on."""
         self.revision += 1
 
     @classmethod
@@ -83,7 +83,7 @@ class Federation(Shown):
         """Read a federation from its file, ``federation.dfm.yaml``. Nothing is imported or run.
 
         Args:
-            path: the file. What it refers to is read, too.
+            path: the file. Files that it refers to are read as well.
             packages: the packages that classes may come from; None means all but the standard library. Name them
                 for a file that you do not trust: it is then also confined to its own folder, and can choose a
                 vault, a directory for its cache or an HTTP service only if ``"dfm_async.site.vaults"``, ``"fsspec"``
@@ -103,7 +103,7 @@ class Federation(Shown):
         Code is named by its path: each adapter must be a class at the top of a module.
 
         Args:
-            path: where the text is written, too.
+            path: a file to which the text is also written.
 
         Raises:
             FederationError: something cannot be written to a file, such as a function; lists everything.
@@ -120,7 +120,7 @@ class Federation(Shown):
     def declare(
         self, name: str, signature: Callable[..., Any] | Signature, /, *, declaration: Declaration | None = None
     ) -> Operation[..., Any]:
-        """Declare an operation for which sites have adapters: what it takes and returns.
+        """Declare an operation for which sites have adapters: its parameters and its return type.
 
         Args:
             name: its name; dots group operations: ``federation.operations.array.Create``.
@@ -157,25 +157,25 @@ class Federation(Shown):
         options: HttpOptions | None = None,
         **limits: Unpack[LimitOptions],
     ) -> tuple[Operation[..., Any], ...]:
-        """Add the operations of an HTTP service that an OpenAPI document describes. A site asks the service.
+        """Add the operations of an HTTP service that an OpenAPI document describes. A site sends the requests.
 
-        Each is named after its ``operationId``: ``federation.operations.pets.ListPets``. Its parameters are those of
-        the path, the query, headers and cookies, and the properties of the body.
+        Each operation is named after its ``operationId``: ``federation.operations.pets.ListPets``. Its parameters are
+        those of the path, the query, headers and cookies, and the properties of the body.
 
         Args:
             document: the file, in YAML or JSON, which may refer to others; or its content.
-            site: the site that asks the service.
-            name: what the names of the operations begin with; by default the title of the document.
+            site: the site that sends the requests.
+            name: the prefix of the names of the operations; by default the title of the document.
             provider: the group of adapters that they belong to.
             base_url: the address of the service; by default the first of the document's servers.
             auth: for security schemes of the document, the keys of the secrets in the site's vault.
-            operations: the ids of the operations that are wanted; by default all.
+            operations: the ids of the operations to add; by default all.
             options: timeouts, retries and limits.
             limits: the limits of each operation at the site, as :meth:`Site.operation` takes them.
 
         Raises:
             FederationError: something is wrong with the document; lists everything, with file, line and key.
-            ValueError: the site does not exist, an operation is there already, or a limit is wrong.
+            ValueError: the site does not exist, an operation exists already, or a limit is invalid.
         """
         from dfm_async.federation.openapi.document import add_document  # only needed for services
 
@@ -215,19 +215,19 @@ class Federation(Shown):
 
         Args:
             name: an identifier.
-            workers: how many worker processes it has at most, by default as many as there are cores; or two numbers,
-                as in ``(1, 8)``: as many as the first take jobs and are kept, and further ones, up to the second, only
-                run calls. All of them start when they are needed.
-            threads: how many synchronous operations run at the same time in one worker.
-            idle_after: after how many seconds without calls a worker ends that takes no jobs.
-            gpus: how many GPUs it has for operations that need some.
-            memory: how much memory it has for operations that state what they need: a number of bytes, or a text such
-                as ``"64GiB"``; by default the memory of its machine or control group.
+            workers: the maximum number of worker processes, by default the number of cores; or two numbers, such as
+                ``(1, 8)``: the first is the number of workers that take jobs and are kept; further ones, up to the
+                second number, only run calls. All workers start when they are needed.
+            threads: the maximum number of synchronous operations that run at the same time in one worker.
+            idle_after: the number of seconds without calls after which a worker that takes no jobs ends.
+            gpus: the number of GPUs for operations that need some.
+            memory: the memory for operations that declare their need: a number of bytes, or a text such as ``"64GiB"``;
+                by default the memory of its machine or control group.
             impl: the class of the object that adapters get as ``site``; by default a plain one.
-            cache: where it keeps cached values; by default ``TryFromCache`` keeps them in memory.
-            vault: what keeps its secrets: a :class:`~dfm_async.federation.VaultConfig`, or an object with
+            cache: the location of cached values; by default ``TryFromCache`` keeps them in memory.
+            vault: the vault of its secrets: a :class:`~dfm_async.federation.VaultConfig`, or an object with
                 ``secret_for_key``; by default its environment.
-            send_cost: what sending to other sites costs.
+            send_cost: the cost of sending to other sites.
             info: a text for users.
         """
         if not name.isidentifier():
@@ -256,11 +256,11 @@ class Federation(Shown):
     @overload
     def pipeline(self, /, *, name: str | None = None) -> Callable[[Callable[P, R]], Pipeline[P, R]]: ...
     def pipeline(self, function: Callable[..., Any] | None = None, /, *, name: str | None = None) -> Any:
-        """Make a pipeline of a function: ``@federation.pipeline``.
+        """Turn a function into a pipeline: ``@federation.pipeline``.
 
-        The function is called at once, with placeholders: it records statements, as a ``with Pipeline(...)`` block
-        does. Its parameters are those of the pipeline, with their types and defaults, its docstring is the description,
-        and the value that it returns is the result, which :meth:`Session.run` returns.
+        The function is called immediately, with placeholders, to record its statements, as a ``with Pipeline(...)``
+        block does. Its parameters are those of the pipeline, with their types and defaults, its docstring is the
+        description, and the value that it returns is the result, which :meth:`Session.run` returns.
 
         Args:
             function: the function.
@@ -275,24 +275,24 @@ class Federation(Shown):
         return (lambda found: pipeline_of(found, name)) if function is None else pipeline_of(function, name)
 
     def load_pipeline(self, path: str | os.PathLike[str] | UPath) -> Pipeline:
-        """Read a pipeline from a JSON file, or from a URL of fsspec: DFM's, in both variants, or our own.
+        """Read a pipeline from a JSON file, or from a URL of fsspec; in the format of DFM or of this library.
 
         Class names in it are looked up among the operations of this federation; nothing is imported.
 
         Raises:
-            PipelineError: the file does not hold a pipeline for this federation; with everything that is wrong, and
-                where in the file.
+            PipelineError: the file does not contain a pipeline for this federation; lists all problems with their
+                locations.
         """
         from dfm_async.federation.dfm_json import load_pipeline
 
         return load_pipeline(path, self)
 
     def save_pipeline(self, pipeline: Pipeline, path: str | os.PathLike[str] | UPath) -> None:
-        """Write a pipeline as DFM's JSON; :meth:`~dfm_async.Pipeline.save_to_file` writes our own.
+        """Write a pipeline as DFM's JSON; :meth:`~dfm_async.Pipeline.save_to_file` writes the format of this library.
 
         Args:
             pipeline: the pipeline.
-            path: a file, whose folders are made, or a URL of fsspec such as ``s3://bucket/pipeline.json``.
+            path: a file, whose folders are created, or a URL of fsspec such as ``s3://bucket/pipeline.json``.
 
         Raises:
             PipelineError: with everything that DFM cannot express.
@@ -302,10 +302,10 @@ class Federation(Shown):
         save_pipeline(pipeline, path, self)
 
     def pipeline_from_dfm(self, data: Mapping[str, Any] | str | bytes) -> Pipeline:
-        """Make a pipeline of DFM's JSON: the text, or the data that it holds.
+        """Create a pipeline from DFM's JSON: the text, or the data.
 
         Raises:
-            PipelineError: with everything that is wrong, and where.
+            PipelineError: lists all problems with their locations.
         """
         from dfm_async.federation.dfm_json import parse_pipeline, read_pipeline
 

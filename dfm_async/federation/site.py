@@ -42,7 +42,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 class Site:
-    """A place where data is, with the operations that it offers. Made by :meth:`Federation.site`."""
+    """A location of data, with the operations that it offers. Created by :meth:`Federation.site`."""
 
     def __init__(
         self,
@@ -59,7 +59,7 @@ class Site:
         self.idle_after = idle_after
         self.threads = threads
         self.capacity: SiteCapacity = SiteCapacity(cpus=most_workers(workers))
-        """What its calls share."""
+        """The resources that its calls share."""
         self.impl: ClassPath | type[Any] | None = None
         self.cache: CacheConfig | None = None
         self.vault: Any = VaultConfig()
@@ -71,7 +71,7 @@ class Site:
         """The code of this site, by operation and provider."""
 
     def config(self, homesite: str) -> SiteConfig:
-        """Return what the code at this site can use, as it is sent to the processes of the site."""
+        """Return the configuration that the code at this site can use, as it is sent to the processes of the site."""
         federation = self.federation
         return SiteConfig(
             federation=federation.name,
@@ -87,7 +87,7 @@ class Site:
 
     @property
     def operations(self) -> Namespace[Any]:
-        """The operations of this site: a call of one is fixed to the site, and may pass what the site adds."""
+        """The operations of this site: calls of them run here, and may pass the parameters that the site adds."""
         known = self.federation.operations
         here = dict.fromkeys(name for name, _ in self.adapters)
         return Namespace("operation", {name: PlacedOperation(known[name], self) for name in here})
@@ -95,11 +95,11 @@ class Site:
     def provider(
         self, name: str, impl: ClassPath | type[Any] | None = None, *, info: Mapping[str, Any] | None = None
     ) -> ProviderConfig:
-        """Add a group of adapters, which share an object.
+        """Add a group of adapters that share an object.
 
         Args:
             name: an identifier; it is an attribute of the site object.
-            impl: the class of the object; it is built with ``site=`` and its constant arguments.
+            impl: the class of the object; its constructor gets ``site=`` and the constant arguments.
             info: a text for users.
         """
         if not name.isidentifier():
@@ -122,15 +122,15 @@ class Site:
         returns: str | None = None,
         **options: Any,
     ) -> None:
-        """Offer an operation with a class whose arguments need not be those of the operation.
+        """Offer an operation by a class whose arguments may differ from those of the operation.
 
         Args:
             operation: the operation, or its name.
             code: the class with a ``body``, or its path.
-            bind: where each argument of ``body`` comes from; by default all are the operation's, by their names.
+            bind: the source of each argument of ``body``; by default, the operation's parameters of the same names.
             is_async: whether ``body`` is awaited; by default the code shows it, and a path is.
             description: a text for users.
-            returns: the type of its result here, if it is more special than the operation's.
+            returns: the type of its result at this site, if it is more specific than the operation's.
             options: ``provider``, ``cost``, ``retry``, ``deadline``, ``args`` and the limits of calls, as for
                 :meth:`operation`.
         """
@@ -179,32 +179,35 @@ class Site:
             """Offer a function, a class or object with a ``body`` method, or another site's operation, at this site.
 
             Works as a bare decorator, as a decorator with options, and as a call. Another site's operation keeps the
-            options that it was defined with, except for its provider; those that are given replace them.
+            options that it was defined with, except for its provider; options that are passed replace them.
 
             Args:
                 code: the function, class, object or operation.
                 name: the operation's name; by default the function's.
                 provider: the group of adapters that this one belongs to.
                 retry: the number of attempts of a failed call.
-                deadline: how many seconds one try may take, from the moment that it begins; waiting for a thread does
-                    not count.
+                deadline: the number of seconds that one attempt may take after its start; waiting for a thread does not
+                    count.
                 cost: the cost that the planner assumes.
-                in_process: run it in a process of its own, away from the site's event loop.
-                spread: whether its calls may run in any worker of the site. By default those of functions and
-                    generators may, and those of classes do not; with True, each worker has an object of the class of
-                    its own.
+                in_process: run it in a separate process, away from the site's event loop.
+                spread: whether its calls may run in any worker of the site. By default, calls of functions and
+                    generators may, and calls of classes do not; with True, each worker creates its own object of the
+                    class.
                 checkpoint: record the values of its calls in jobs of a session with a store, so that a job that runs
                     again does not repeat them. Of a generator, the elements are recorded: if the operation has a
                     parameter ``resume_from``, it is called with their number, and produces the rest.
                 args: constructor arguments, if the code is a class.
-                program: an external program that does the work. The function only declares what it takes and
-                    returns, and is never run; streams come to the program as lists, and defaults are passed to it.
-                limit: the number of its calls that run at the same time at this site, over all jobs; others wait.
-                rate: how often its calls start at this site, such as ``"10/s"``, ``"30/min"`` or ``"0.5/h"``.
-                key: a parameter; ``limit`` and ``rate`` then count for each of its values.
+                program: an external program that does the work. The function only declares the parameters and the
+                    return type, and is never run; the program gets streams as lists, and defaults.
+                limit: the maximum number of its calls that run at the same time at this site, over all jobs; others
+                    wait.
+                rate: the maximum rate at which its calls start at this site, such as ``"10/s"``, ``"30/min"`` or
+                    ``"0.5/h"``.
+                key: a parameter; ``limit`` and ``rate`` then apply separately to each of its values.
                 cpus: the number of processors of the site that a call needs.
-                gpus: the number of GPUs of the site that a call needs. It runs in a process that sees these GPUs only.
-                memory: how much memory of the site a call needs: a number of bytes, or a text such as ``"8GiB"``.
+                gpus: the number of GPUs of the site that a call needs. The call runs in a process that sees only these
+                    GPUs.
+                memory: the memory of the site that a call needs: a number of bytes, or a text such as ``"8GiB"``.
             """
             return self._define(code, options) if code is not None else lambda found: self._define(found, options)
 
@@ -247,7 +250,7 @@ class Site:
     def implements(
         self, operation: Operation[..., Any], /, **options: Any
     ) -> Callable[[Callable[P, R]], Callable[P, R]]:
-        """Offer an operation that another site defined, with other code. Takes the options of :meth:`operation`."""
+        """Offer an operation that another site defined, with different code. Takes the options of :meth:`operation`."""
         if not isinstance(operation, Operation):
             raise TypeError(f"implements() takes an operation, not {operation!r}")
         provider = options.pop("provider", None)
@@ -358,7 +361,7 @@ class Site:
     def advisor(
         self, operation: Operation[..., Any], field: str, order: int = -1, *, provider: str | None = None
     ) -> Callable[[F], F]:
-        """Make a function the advisor of a parameter at this site: ``(value, context) -> AdvisedValue``.
+        """Register a function as the advisor of a parameter at this site: ``(value, context) -> AdvisedValue``.
 
         Args:
             operation: an operation that the site offers.
@@ -378,7 +381,7 @@ class Site:
         return add
 
     def adapter(self, operation: str, provider: str | None) -> Adapter | None:
-        """Find the code for an operation; without a provider, the site's own or else the only provider's."""
+        """Return the code of an operation; without a provider, the site's own, or else the only provider's."""
         found = self.adapters.get((operation, provider))
         if found is None and provider is None:
             offers = [adapter for (name, _), adapter in self.adapters.items() if name == operation]

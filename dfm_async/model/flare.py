@@ -13,40 +13,41 @@ from dfm_async.model.options import LocalOptions
 from dfm_async.model.resources import ClassPath
 
 SETTINGS_FILE = "dfm_async.yaml"
-"""What the settings of a site are called, in the folder ``local`` of its startup kit."""
+"""The name of a site's settings file, in the folder ``local`` of its startup kit."""
 FEDERATION_FOLDER = "federation"
-"""Where the files of the federation are, in the same folder."""
+"""The folder of the federation's files, in the same folder."""
 
 
 class FlareOptions(Options, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How a session reaches a federation that runs on NVIDIA FLARE."""
+    """Options of a session with a federation that runs on NVIDIA FLARE."""
 
     startup_kit: str | os.PathLike[str]
     """The folder of the user's startup kit, as provisioned."""
     user: str
     """The user's name, as provisioned."""
     code: Literal["installed", "travels"] = "installed"
-    """Where the code of operations comes from: from the federation that is installed at the sites, or from this
-    application. The second needs the right to bring code (FLARE's ``byoc``), and sites with ``allow_code``."""
+    """The source of the code of operations: ``"installed"`` at the sites, or sent by this application (``"travels"``),
+    which needs the right to bring code (FLARE's ``byoc``), and sites with ``allow_code``."""
     gateway: Literal["auto", "never"] = "auto"
-    """Whether results come through the homesite's client, if it runs on this machine; else through app commands."""
+    """The transport of results: ``"auto"`` uses the homesite's client, if it runs on this machine, otherwise app
+    commands; ``"never"`` always uses app commands."""
     linger: float = 60.0
-    """For how many seconds the federation keeps the host job when no application and no job needs it."""
+    """The number of seconds for which the federation keeps a host job that no application and no job needs."""
     keep_unread: float = 3600.0
-    """For how many seconds the federation keeps unread results, and jobs that can only wait for an
-    application that is not there."""
+    """The number of seconds for which the federation keeps unread results, and jobs that wait for an absent
+    application."""
     delivery_timeout: float = 30.0
-    """For how many seconds a message that does not arrive is sent again, before its job fails. Between sites, what
-    holds is that of the session which had the host job started."""
+    """The number of seconds for which the delivery of a message is retried before its job fails. Between sites, the
+    value of the session that started the host job applies."""
     start_timeout: float = 60.0
-    """For how many seconds the server may take to answer when a session opens, and a site to be ready when a pipeline
-    needs it."""
+    """The number of seconds within which the server must answer when a session opens, and a site must be ready when a
+    pipeline needs it."""
     on_close: Literal["abort", "detach"] = "abort"
-    """What becomes of running jobs when the session is closed: they end, or go on without the application."""
+    """What happens to running jobs when the session is closed: they end, or continue without the application."""
     classes: tuple[type, ...] = ()
-    """Classes of values that sites may send, beside those that the signatures of the federation's operations name."""
+    """Classes of values that sites may send, in addition to those in the signatures of the federation's operations."""
     local: LocalOptions = LocalOptions()
-    """The limits of logs and queues, and grace periods. How workers start is up to the sites."""
+    """The limits of logs and queues, and grace periods. Each site configures how its workers start."""
 
     def __post_init__(self) -> None:
         if not isinstance(self.startup_kit, str | os.PathLike):
@@ -73,24 +74,25 @@ class SiteSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """The settings of one site, in ``local/dfm_async.yaml`` of its startup kit."""
 
     site: str
-    """Which site of the federation this is."""
+    """The name of this site in the federation."""
     homesite: str = "home"
-    """Which site is that of the applications; its client opens a gateway for those on its machine."""
+    """The name of the site of the applications; its client opens a gateway for applications on its machine."""
     federation: str | None = None
-    """The path of the installed federation file, from the folder of the settings; None if the site has none."""
+    """The path of the installed federation file, relative to the folder of the settings; None if the site has none."""
     compat: bool = False
     """Whether names of nv_dfm_core that the federation's adapters import are provided, if it is not installed."""
     allow_code: bool = False
-    """Whether users with the right to bring code may run it here. Only for sites that trust them as their own."""
+    """Whether users with the right to bring code may run it here. Only for sites that trust these users like their own
+    staff."""
     authorizer: ClassPath | None = None
-    """Who decides about pipelines, such as ``{path: lab.policy.Authorizer, args: {...}}``; None allows what FLARE
-    allows."""
+    """The class that authorizes pipelines, such as ``{path: lab.policy.Authorizer, args: {...}}``; None allows
+    everything that FLARE allows."""
     audit: str | None = "audit.jsonl"
-    """The path of the audit log, from the workspace of the site; None for no audit log."""
+    """The path of the audit log, relative to the workspace of the site; None for no audit log."""
     max_message_bytes: int = 256 * 1024 * 1024
-    """The largest message that is taken from outside."""
+    """The maximum size of an incoming message, in bytes."""
     max_job_bytes: int | None = None
-    """How many bytes one job may send to this site; None means any number."""
+    """The maximum number of bytes that one job may send to this site; None means no limit."""
     environment: Mapping[str, str] = {}
     """Further environment variables for the workers."""
 

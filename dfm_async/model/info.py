@@ -1,4 +1,4 @@
-"""What is known of a job at one moment, and of a failure that pipelines handle."""
+"""The state of a job at one moment, and failures that pipelines handle, as data."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from dfm_async.model.status import JobStatus
 
 @dataclass(frozen=True, slots=True)
 class FailureInfo:
-    """A failure as data: what takes the place of a value that will not come, where a pipeline handles failures.
+    """A failure as data: takes the place of a missing value where a pipeline handles failures.
 
     Attributes:
         site: the site where it happened.
@@ -37,27 +37,27 @@ class FailureInfo:
 
 
 class JobInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """What is known of a job at one moment: the result of :meth:`Job.info`.
+    """The state of a job at one moment: the result of :meth:`Job.info`.
 
     Attributes:
         job_id: its id.
         status: its state.
-        reason: why it is in this state, if that is known.
+        reason: the reason for the state, if known.
         pipeline: the name of its pipeline.
         places: the places that its pipeline yields to.
-        label: what ``execute(label=...)`` was given.
+        label: the label that was passed to ``execute``.
         created: when it was submitted, in seconds since 1970.
-        finished: when it ended; None while it has not.
+        finished: when it ended; None if it has not ended.
         first: the offset of the oldest event that can be read.
         events: the offset that the next event will get.
-        errors: how many errors there were.
-        sets: how many parameter sets have come; None if that is not known here.
-        done: how many of them are done; None if that is not known here.
-        accepts: whether it takes further parameter sets here.
+        errors: the number of its errors.
+        sets: the number of parameter sets so far; None if it is not known here.
+        done: the number of completed parameter sets; None if it is not known here.
+        accepts: whether it accepts further parameter sets here.
         retry_of: the id of the job whose failed parameter sets it runs again, if it does.
         start_at: when it starts, if ``execute(start_at=...)`` was given; in seconds since 1970.
         waits_for: what it waits for, in words, such as ``gpus of site 'lab': 1 of 1 in use, 3 calls waiting``; None if
-            it has ended, or nothing is known that it waits for.
+            it has ended, or is not known to wait for anything.
     """
 
     job_id: str

@@ -64,7 +64,7 @@ class OperationContext:
         operation: the operation's name.
         node: the label of the node in the pipeline.
         frame: the execution that the call belongs to.
-        attempt: which try this is, counted from 1.
+        attempt: the number of the attempt, counted from 1.
         trace: its span, if the job is traced; :meth:`span` opens others in it.
     """
 
@@ -93,41 +93,41 @@ class OperationContext:
 
     @property
     def cancelled(self) -> bool:
-        """Whether the job was cancelled. A synchronous operation that takes long should check it, and return."""
+        """Whether the job was cancelled. A long-running synchronous operation should check this, and return."""
         return self._caller.stopping
 
     @property
     def idempotency_key(self) -> str:
-        """Names the call, and no other: it is the same in each attempt, and when the job runs again or is resumed."""
+        """The unique key of the call: the same in each attempt, and when the job runs again or is resumed."""
         return "/".join([self.job_id, self.node, ".".join(map(str, self.frame))])
 
     def progress(self, done: float, total: float | None = None, note: str = "") -> None:
-        """Report how far the operation is; ``job.events()`` shows it as ``Progress``. Never waits.
+        """Report the progress of the operation; ``job.events()`` yields it as ``Progress``. Never waits.
 
-        Reports that come faster than twenty in a second are coalesced: the last one counts.
+        More than twenty reports per second are coalesced: the latest one is sent.
 
         Args:
-            done: how much is done, in any unit.
-            total: how much there is to do, if that is known.
-            note: what is being done.
+            done: the completed amount, in any unit.
+            total: the total amount, if it is known.
+            note: a text about the current step.
         """
         amount = float(done)  # in the operation's own thread: what is wrong with it is raised there
         whole = None if total is None else float(total)
         self._caller.progress(self.node, self.frame, amount, whole, plain_text(str(note)))
 
     def metrics(self, values: Mapping[str, Any], step: SupportsIndex | None = None) -> None:
-        """Report metrics; ``job.events()`` shows each report as ``Metrics``. Never waits; any thread may call it.
+        """Report metrics; ``job.events()`` yields each report as ``Metrics``. Never waits; any thread may call it.
 
-        Unlike progress, reports are never coalesced: each is one event, in the order that they were made. If the worker
-        is lost and the parameter set runs again, its reports come again, too.
+        Unlike progress, reports are never coalesced: each is one event, in the order of the calls. If the worker is
+        lost and the parameter set runs again, it reports its metrics again.
 
         Args:
-            values: numbers, strings and truth values by their names; scalars of numpy become those of Python.
+            values: numbers, strings and booleans by name; numpy scalars are converted to Python ones.
             step: the step that they belong to, if the operation counts steps.
 
         Raises:
             TypeError: a name is not a string, a value is none of these, or the step is not a whole number.
-            ValueError: a whole number needs more than 64 bits.
+            ValueError: an integer needs more than 64 bits.
         """
         self._caller.add_event(Metrics(0, self.frame, self.site, self.node, plain_values(values), plain_step(step)))
 
@@ -135,37 +135,39 @@ class OperationContext:
         """Return a span for a part of the operation, which lasts as long as its ``with`` block; any thread may open it.
 
         It is a part of the span around it: that of the operation, or another one that is open in the same task or
-        thread. An exception that passes is noted. Does nothing if the job is not traced::
+        thread. An exception that leaves the block is recorded. Does nothing if the job is not traced::
 
             with context.span("download", url=url) as span:
                 data = await fetch(url)
                 span.set(size=len(data))
 
         Args:
-            name: what it is, in a few words that are the same each time.
-            attributes: numbers, strings and truth values by their names.
+            name: the name of the span, which should be the same each time.
+            attributes: numbers, strings and booleans by name.
 
         Raises:
             TypeError: an attribute is none of these.
-            ValueError: a whole number needs more than 64 bits.
+            ValueError: an integer needs more than 64 bits.
         """
         return NO_SPAN if self.trace is None else RecordedSpan(self.trace, name, attributes)
 
     async def send_to_place(self, place: str, value: Any, *, job: str, key: str | None = None) -> None:
         """Send a value to a parameter of another job that is open for more; return when that job has accepted it.
 
-        When all parameters of the other job's pipeline have come with the same key, also those with a default, they are
-        a new parameter set of it. In a synchronous operation: ``context.wait(context.send_to_place(...))``.
+        When all parameters of the other job's pipeline, including those with a default, have been sent with the same
+        key, they form a new parameter set. In a synchronous operation: ``context.wait(context.send_to_place(...))``.
 
         Args:
             place: the name of the other pipeline's parameter.
             value: the value.
             job: the id of the other job.
-            key: which values belong together; by default those that one job sends in one frame.
+            key: identifies the values of one parameter set; by default, these are the values that one job sends in one
+                frame.
 
         Raises:
             TypeError: a name is not a string.
-            RuntimeError: the other job does not run, takes no more, has no such parameter, or the value does not fit.
+            RuntimeError: the other job is not running, accepts no more parameter sets, has no such parameter, or the
+                value does not fit.
             EncodingError: the value cannot be sent.
         """
         for name, text in (("place", place), ("job", job), ("key", key)):
@@ -178,7 +180,7 @@ class OperationContext:
     async def secret(self, key: str) -> Any:
         """Return a secret from the site's vault. From then on it is redacted in all text that leaves the process.
 
-        Do not keep it: the next call should request it again. In a synchronous operation:
+        Do not store it: the next call should request it again. In a synchronous operation:
         ``context.wait(context.secret("key"))``.
 
         Args:
@@ -209,7 +211,7 @@ class OperationContext:
 
         Raises:
             ValueError: the subpath leads out of the directory, or the file system is unknown.
-            OSError: the directory cannot be made.
+            OSError: the directory cannot be created.
         """
         return self._caller.cache_storage(subpath)
 

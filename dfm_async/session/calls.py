@@ -230,7 +230,7 @@ async def call_value(job: Job, grace: float) -> Any:
 async def value_of(job: Job, place: str | None, grace: float) -> Any:
     """Return the only result of a job with one parameter set, or the list of a stream's elements.
 
-    Cancelled, it cancels the job, and returns when nothing of it runs any longer.
+    Cancelled, it cancels the job, and returns when nothing of the job is running any more.
     """
     try:
         async with job.results(place) as results:
@@ -328,18 +328,18 @@ class DirectCalls(ABC):
     async def call(self, operation: Any, /, *args: Any, **kwargs: Any) -> Any:
         """Call one operation, and return its value: ``await session.call(anomaly, 17.0)``.
 
-        It is an ordinary job, on a plan that is prepared once per operation. The value of a generator, and of a
+        Each call is an ordinary job; its plan is prepared once per operation. The value of a generator, and of a
         function that returns an iterator, is the list of its elements. Cancelling it cancels the job, and returns when
-        nothing of it runs any longer.
+        nothing of the job is running any more.
 
         Args:
             operation: the operation.
             args: its arguments.
             site: where it runs, if several sites offer it: a site, its name, or ``BestOf([...])``.
             provider: whose code it runs, if the site has several providers.
-            retry: how a failed call is tried again.
-            deadline: how many seconds one try may take; waiting for a thread does not count. For a limit of
-                everything, use ``asyncio.timeout``.
+            retry: how a failed call is retried.
+            deadline: the number of seconds that one attempt may take; waiting for a thread does not count. To limit the
+                total time, use ``asyncio.timeout``.
             kwargs: its arguments by name.
 
         Raises:
@@ -396,19 +396,19 @@ class DirectCalls(ABC):
     ) -> MapStream[Any]:
         """Call an operation with each element of an iterable: ``async for value in session.map(anomaly, values)``.
 
-        It is one job, which uses all cores of the site. Inputs are pulled as they are needed, so they may be endless.
-        Leaving the loop cancels what is in flight and closes the inputs. So does ``aclose()``, and the end of a block
-        ``async with session.map(...) as values``, which return when nothing of the job runs any longer.
+        The map is one job, which uses all cores of the site. Inputs are pulled as they are needed, so they may be
+        infinite. Leaving the loop cancels the calls in flight and closes the inputs. So do ``aclose()`` and the end of
+        a block ``async with session.map(...) as values``, which return when nothing of the job is running any more.
 
         Args:
             operation: the operation.
             iterables: its first arguments: iterables or async iterables, several as for the builtin ``map``.
                 Synchronous ones are pulled on the event loop, so they should not block.
-            concurrency: the number of calls that are in flight at most, 256 by default. At most four times as many
-                inputs are ahead of the last value that was passed on.
-            ordered: whether values come in the order of the inputs, or as calls complete.
+            concurrency: the maximum number of calls in flight, 256 by default. At most four times as many inputs are
+                ahead of the last value that was read.
+            ordered: whether to yield values in the order of the inputs, or as calls complete.
             errors: "raise" ends with the first call that fails; "yield" yields items with ``index``, ``value`` and
-                ``error``, and goes on.
+                ``error``, and continues.
             kwargs: further arguments, which are the same for all calls; and the options ``site``, ``provider``,
                 ``retry`` and ``deadline``, as for :meth:`call`.
 
@@ -540,20 +540,20 @@ class DirectCalls(ABC):
     ) -> EachStream[Any]:
         """Call an operation at every site that offers it: ``async for reply in session.each(train, model)``.
 
-        Each site has a job of its own, so that one that fails, or is lost, does not affect the others. It yields one
-        reply of each site as they come, with ``site``, and ``value`` or ``error``. Leaving the loop cancels the calls
-        that are in flight.
+        Each site has a separate job, so that a site that fails or is lost does not affect the others. Yields the reply
+        of each site as soon as it arrives, with ``site``, and ``value`` or ``error``. Leaving the loop cancels the
+        calls in flight.
 
         Args:
             operation: the operation.
             args: its arguments, which are the same at all sites.
-            at_least: the number of sites that must reply with a value.
+            at_least: the minimum number of sites that must reply with a value.
             within: the number of seconds after which sites that have not replied are cancelled; their replies have a
                 ``TimeoutError``.
-            late: what becomes of the calls that have no reply when the loop ends. With ``"keep"``, the loop ends when
-                ``at_least`` sites have replied with a value, or after ``within`` seconds; the other calls go on, and
-                the next round of the operation with ``late="keep"`` has their replies, with ``reply.late``. A site is
-                not called again before it has replied.
+            late: what happens to calls without a reply when the loop ends. With ``"keep"``, the loop ends when
+                ``at_least`` sites have replied with a value, or after ``within`` seconds; the other calls continue, and
+                the next round of the operation with ``late="keep"`` yields their replies, with ``reply.late``. A site
+                is not called again before it has replied.
             kwargs: its arguments by name; and the options ``provider``, ``retry`` and ``deadline``, as for
                 :meth:`call`.
 
@@ -590,10 +590,10 @@ class DirectCalls(ABC):
         return EachStream(asked, at_least=at_least, within=within, spawn=self._spawn, keep=keep)
 
     async def run(self, pipeline: Pipeline[P, R], /, *args: P.args, **kwargs: P.kwargs) -> R:
-        """Run a pipeline that was made of a function, and return its result: ``await session.run(report, day="mon")``.
+        """Run a pipeline made from a function, and return its result: ``await session.run(report, day="mon")``.
 
-        It is an ordinary job with one parameter set. Results of other places are not returned: use :meth:`execute` to
-        read them. Cancelling it cancels the job, and returns when nothing of it runs any longer.
+        The run is an ordinary job with one parameter set. Results of other places are not returned: use :meth:`execute`
+        to read them. Cancelling it cancels the job, and returns when nothing of the job is running any more.
 
         Args:
             pipeline: the pipeline, made by :meth:`Federation.pipeline`.

@@ -119,7 +119,7 @@ class Job(Shown, Generic[R_co]):
 
     @property
     def completed(self) -> asyncio.Event:
-        """Is set when the job has ended, however it did. Never set for an unknown job."""
+        """An event that is set when the job has ended, in whatever state. Never set for an unknown job."""
         return asyncio.Event() if self._record is None else self._record.completion_event
 
     def info(self) -> JobInfo:
@@ -138,7 +138,7 @@ class Job(Shown, Generic[R_co]):
 
     @property
     def errors(self) -> tuple[DfmError, ...]:
-        """The first errors of the job, as far as they are known here; ``info().errors`` is their number."""
+        """The first errors of the job, as far as they are known here; ``info().errors`` is the number of all errors."""
         return tuple(self._known().errors)
 
     def latest(self, count: int = 5) -> Results:
@@ -173,7 +173,7 @@ class Job(Shown, Generic[R_co]):
         """Wait for the end; return False after the timeout. Never raises for a failed job.
 
         Raises:
-            ResultsUnread: the job cannot go on, because its log is full and nobody reads it.
+            ResultsUnread: the job cannot continue, because its log is full and has no reader.
         """
         record = self._known()
         try:
@@ -227,9 +227,10 @@ class Job(Shown, Generic[R_co]):
 
         Args:
             place: only results of this place.
-            after: begin behind this offset.
+            after: begin after this offset.
             ordered: yield results in the order of their frames.
-            errors: "raise" yields all good results and then raises if the job failed; "yield" yields failures as items.
+            errors: "raise" yields all successful results and then raises if the job failed; "yield" yields failures as
+                items.
         """
         record = self._known()
         if errors not in ("raise", "yield"):
@@ -248,9 +249,9 @@ class Job(Shown, Generic[R_co]):
     def changes(self, interval: float = 0.1) -> InfoWatch:
         """Return an iterator over the state of the job: first the current one, then each change.
 
-        It is a state and not a history: changes that come faster than they are read, or than the interval, are
-        coalesced. The last item is the state at the end. Unlike ``events()`` it reads no log, so the job never waits
-        for it.
+        The iterator yields states, not a history: changes that occur faster than they are read, or than the interval,
+        are coalesced. The last item is the state at the end. Unlike ``events()`` it reads no log, so the job never
+        waits for it.
 
         Args:
             interval: the smallest number of seconds between items.
@@ -258,13 +259,13 @@ class Job(Shown, Generic[R_co]):
         return InfoWatch(self.info, self._known(), interval)
 
     async def show(self) -> None:
-        """Show the job until it has ended: in a notebook as a view that changes, elsewhere as lines.
+        """Display the job until it has ended: in a notebook as a live view, elsewhere as lines of text.
 
-        Does not raise for a job that failed. Cancelling it ends the view, not the job. Executed with ``watch=True``, a
-        job shows what each of its nodes does.
+        Does not raise for a failed job. Cancelling it ends the view, not the job. If the job was executed with
+        ``watch=True``, the view shows the activity of each node.
 
         Raises:
-            ResultsUnread: the job cannot go on, because its log is full and nobody reads it.
+            ResultsUnread: the job cannot continue, because its log is full and has no reader.
         """
         self._known()
         await renderer().show(self)
@@ -272,8 +273,9 @@ class Job(Shown, Generic[R_co]):
     def activity(self, interval: float = 0.1) -> ActivityReader:
         """Return an iterator over the calls of the job's operations: their numbers, and the calls that have ended.
 
-        Its first item has everything so far, each further one the changes. It is a state and not a history: changes
-        that come faster than they are read, or than the interval, are coalesced. It ends with the job.
+        The first item contains everything so far, each further item the changes. The iterator yields states, not a
+        history: changes that occur faster than they are read, or than the interval, are coalesced. It ends with the
+        job.
 
         Args:
             interval: the smallest number of seconds between items.
@@ -299,8 +301,8 @@ class Job(Shown, Generic[R_co]):
         """Wait for the end, and return all results, as a list.
 
         Args:
-            errors: "raise" raises if the job failed; "skip" returns the good results; "yield" returns failures as
-                items, in their order. A job that was aborted or interrupted raises in any case.
+            errors: "raise" raises if the job failed; "skip" returns the successful results; "yield" returns failures as
+                items, in their order. An aborted or interrupted job raises in any case.
         """
         if errors == "skip":
             return Results([item async for item in self.results(errors="yield") if type(item) is Result])
@@ -309,9 +311,9 @@ class Job(Shown, Generic[R_co]):
         return Results([result async for result in self.results(errors=errors)])
 
     async def failures(self) -> list[FailedSet]:
-        """Wait for the end, and return the parameter sets that have failed, with their parameters and first errors.
+        """Wait for the end, and return the failed parameter sets, with their parameters and first errors.
 
-        Sets that were not completed because the job failed or was aborted are among them.
+        They include sets that were not completed because the job failed or was aborted.
 
         Raises:
             DfmError: the parameters are not known here. Without a store, a session keeps up to 64 MiB of them for each
@@ -326,7 +328,8 @@ class Job(Shown, Generic[R_co]):
     ) -> Job[R_co]:
         """Wait for the end, and run the parameter sets of :meth:`failures` again, as a new job.
 
-        ``info().retry_of`` of the new job is the id of this one. It has the options of this one, unless they are given.
+        ``info().retry_of`` of the new job is the id of this one. The new job has the options of this one, unless others
+        are passed.
 
         Args:
             label: as in :meth:`Session.execute`.
@@ -334,8 +337,8 @@ class Job(Shown, Generic[R_co]):
             watch: as in :meth:`Session.execute`.
 
         Raises:
-            DfmError: there are none, they are not known here, or the job is interrupted: resume it then.
-            PipelineError: the federation does not offer what the job needs, or operations take other parameters now.
+            DfmError: no set has failed, the parameters are not known here, or the job is interrupted: then resume it.
+            PipelineError: the federation does not offer the operations of the job, or their parameters have changed.
         """
         record = self._known()
         await record.wait()
@@ -350,7 +353,7 @@ class Job(Shown, Generic[R_co]):
         """Wait for the first result, of one place or of any.
 
         Raises:
-            LookupError: the job finished without one.
+            LookupError: the job finished without a result.
         """
         async with self.results(place) as results:
             async for result in results:
@@ -366,14 +369,14 @@ class Job(Shown, Generic[R_co]):
         With a store, the sets are in it when this returns, also if another process runs the job.
 
         Raises:
-            ParameterError: the parameters do not fit the pipeline, or the job takes no more.
+            ParameterError: the parameters do not fit the pipeline, or the job accepts no more parameter sets.
             JobInterrupted: the other process that ran the job has died. The message says how many sets it has taken.
         """
         self._known()
         await self._steering.send_params(self._job_id, params)
 
     async def send_stop_frame(self) -> None:
-        """Declare that no further parameter set will come; the job ends when all are done.
+        """Declare that there are no further parameter sets; the job ends when all are completed.
 
         Raises:
             JobInterrupted: the other process that ran the job has died before it noted that.
@@ -382,21 +385,21 @@ class Job(Shown, Generic[R_co]):
         await self._steering.stop_input(self._job_id)
 
     async def cancel(self, reason: str | None = None, grace: float = 5.0) -> dict[str, str]:
-        """Stop the job, and return when every site has confirmed that nothing of it runs any longer.
+        """Stop the job, and return when every site has confirmed that nothing of the job is running any more.
 
-        Operations are cancelled at once; what has not stopped after the grace period is killed.
+        Operations are cancelled immediately; those that have not stopped after the grace period are killed.
 
         Returns:
             For each location, how it stopped. The values are "stopped" (within a second); "stopped after grace" (an
             operation took longer than a second to return); "killed" (its process was killed); "retired" (an operation
-            does not return; its process gets no further job, and ends with the last of the others that run in it); or
-            "abandoned" (an operation in the application's own process does not return). Empty if the job had ended
-            before, or had not begun.
+            does not return; its process accepts no further jobs, and ends with the last of the others that run in it);
+            or "abandoned" (an operation in the application's own process does not return). Empty if the job had already
+            ended, or had not started.
         """
         return await self._steering.cancel(self._known(), reason or "cancelled", grace)
 
     async def detach(self) -> None:
-        """End the callbacks of this handle. The job goes on; ``session.reattach`` returns a new handle."""
+        """End the callbacks of this handle. The job continues; ``session.reattach`` returns a new handle."""
         self._known()
         if self._callbacks is not None:
             cancel_task(self._callbacks)

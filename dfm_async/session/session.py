@@ -67,8 +67,8 @@ _connected: Final[weakref.WeakSet[Session]] = weakref.WeakSet()
 class Session(DirectCalls):
     """Connect an application to a federation.
 
-    ``async with Session(federation) as session``, or ``await session.connect()`` and ``await session.close()``. It
-    may be entered and left in different tasks, and used by many at once.
+    ``async with Session(federation) as session``, or ``await session.connect()`` and ``await session.close()``. It may
+    be entered and left in different tasks, and used by many tasks at the same time.
 
     Args:
         federation: the sites and their operations; or the path of their file, ``federation.dfm.yaml``.
@@ -80,7 +80,7 @@ class Session(DirectCalls):
         store: keeps jobs, so that they outlive the application: ``"sqlite:///jobs.db"``, or a store. By default they
             are kept in memory.
         trace: the file that spans are appended to, one JSON object per line, or a sink for them. The OpenTelemetry SDK
-            gets them, too, if it is set up in this process; that needs no setting here.
+            receives the spans as well if it is set up in this process, without any setting here.
 
     Attributes:
         federation: the sites and their operations.
@@ -180,11 +180,12 @@ class Session(DirectCalls):
         await self._supervisor.wait_started()
 
     async def close(self) -> None:
-        """End running jobs and the target. Safe to call more than once, also while jobs run.
+        """End running jobs and the target. Safe to call more than once, and while jobs run.
 
-        Jobs that are kept in memory are aborted. Those in a store are interrupted, and can go on in another session.
+        Jobs that are kept in memory are aborted. Jobs in a store are interrupted, and can be resumed in another
+        session.
 
-        Cancelling it skips the grace period of what still runs: it is then killed, before this returns.
+        Cancelling this call skips the grace period: operations that are still running are killed before it returns.
         """
         await self._supervisor.close()
 
@@ -299,10 +300,10 @@ class Session(DirectCalls):
             pipeline: the pipeline.
             restrict_to_sites: the sites that may be used; "homesite" means only the application's own.
             costs: the costs that placement uses: those of the federation ("configured"), those that this session has
-                measured with :meth:`profile`, or a profile. What was not measured counts as configured.
+                measured with :meth:`profile`, or a profile. Costs that were not measured are those of the federation.
 
         Raises:
-            PipelineError: with everything that is wrong; also if nothing was measured.
+            PipelineError: the pipeline cannot run, or nothing was measured; lists all problems.
         """
         return await self._preparation.prepare(pipeline, restrict_to_sites, costs)
 
@@ -370,29 +371,30 @@ class Session(DirectCalls):
         checkpoint: Literal["marked", "calls"] = "marked",
         start_at: float | datetime | None = None,
     ) -> Job[R]:
-        """Start a job, and return when it runs, or waits for its turn or its time.
+        """Submit a job, and return when it runs, or waits in the queue or for its time to start.
 
-        As many jobs run at the same time as ``LocalOptions`` allows; further ones wait. This call waits only while
-        more jobs wait than ``LocalOptions(queue_limit=...)`` allows; cancelling it then withdraws the job.
+        ``LocalOptions`` limits the number of jobs that run at the same time; further jobs wait in the queue. This call
+        waits only while the queue is full (``LocalOptions(queue_limit=...)``); cancelling it then withdraws the job.
 
         Args:
             pipeline: what to run; a plan saves the preparation.
             input_params: a dict is one parameter set, a list several, an async iterable a stream of them (pulled with
-                backpressure), None none yet: they come by ``job.send_input_params``, until ``job.send_stop_frame``.
+                backpressure), None means no set yet: send them with ``job.send_input_params``, and then call
+                ``job.send_stop_frame``.
             autostop: whether the job ends with these parameter sets, or stays open for more.
-            job_id: the caller's id for the job. Executing the same again with the same id returns the same job.
-            default_callback: is called for every result that no place callback takes.
+            job_id: the caller's id for the job. Executing the same content again with the same id returns the same job.
+            default_callback: is called for every result without a place callback.
             place_callbacks: are called for the results of their place.
-            on_error: whether other work goes on after an error, or the job stops at once.
-            deadline: after how many seconds the job is aborted; the time that it waits counts, except for the time
-                before ``start_at``.
+            on_error: whether other work continues after an error, or the job stops immediately.
+            deadline: the number of seconds after which the job is aborted; the time in the queue counts, but not the
+                time before ``start_at``.
             options: the limits of the job's log.
-            priority: jobs that wait are run highest priority first, and among equals in the order they came. Of
-                jobs that run, those with a higher priority get free threads of a site first.
-            concurrency: the number of parameter sets that are in flight at the same time; 256 by default.
-            retry: how calls are tried again whose operation has no policy of its own, and how often a parameter set
+            priority: waiting jobs run highest priority first, and in the order of their submission if it is equal. Of
+                running jobs, those with a higher priority get free threads of a site first.
+            concurrency: the maximum number of parameter sets in flight; 256 by default.
+            retry: how calls are retried whose operation has no policy, and the number of times that a parameter set
                 runs again after a worker was lost (``on_worker_lost``).
-            label: a note about the job, such as whose it is; kept with it, also in the store.
+            label: a note about the job, such as its owner; kept with the job, and in the store.
             watch: whether calls of operations are counted, for ``job.activity()``.
             checkpoint: in a session with a store, which calls are recorded at their sites, so that a job that runs
                 again does not repeat them: those of operations with ``checkpoint=True``, or all.
@@ -545,26 +547,26 @@ class Session(DirectCalls):
         watch: bool = False,
         accept_changes: bool = False,
     ) -> Job:
-        """Go on with a job that was interrupted: the parameter sets that were not done run again.
+        """Resume an interrupted job: its incomplete parameter sets run again.
 
-        Results that the log has already are not added again.
+        Results that are already in the log are not added again.
 
         Args:
             job_id: the job.
             priority: as in :meth:`execute`.
-            input_params: further parameter sets. A job whose parameter sets came as a stream that had not ended needs
-                the rest of them, or an empty list if there is none.
+            input_params: further parameter sets. If the parameter sets of the job came from a stream that had not
+                ended, pass the rest, or an empty list if there are no more.
             watch: as in :meth:`execute`; earlier counts are lost.
-            accept_changes: go on although the code of operations has changed since the job was submitted. Values that
-                were recorded are used all the same.
+            accept_changes: resume even if the code of operations has changed since the job was submitted. Recorded
+                values are used in any case.
 
         Raises:
             JobNotFound: the store has no such job.
             JobOwned: another process runs it.
-            PipelineError: the federation does not offer what it needs, operations take other parameters now, or their
-                code has changed. The job stays interrupted.
+            PipelineError: the federation does not offer the operations of the job, or their parameters or code have
+                changed. The job stays interrupted.
             ParameterError: parameter sets are missing, or do not fit.
-            StoreError: what is stored of it is damaged.
+            StoreError: the stored job is damaged.
             DfmError: it has ended, or the session has no store.
         """
         self._supervisor.check_open()
@@ -577,7 +579,7 @@ class Session(DirectCalls):
         )
 
     async def refresh_jobs(self) -> list[Job]:
-        """Read the store again, and return all jobs: also those that other processes have started or ended."""
+        """Read the store again, and return all jobs, including those that other processes have started or ended."""
         self._supervisor.check_open()
         if self._durable is not None:
             await self._durable.refresh()
@@ -596,7 +598,7 @@ class Session(DirectCalls):
 
         Args:
             job_id: its id. For an unknown id, the job has the status UNKNOWN, and its methods raise ``JobNotFound``.
-            after: the offset behind which its iterators and callbacks begin.
+            after: the offset after which its iterators and callbacks begin.
             default_callback: as in :meth:`execute`.
             place_callbacks: as in :meth:`execute`.
         """
@@ -689,8 +691,8 @@ class Session(DirectCalls):
         """Return an iterator over the states of all jobs: first one item for each known job, then one for each change.
 
         A job that is submitted, changes its status, has an error or completes a parameter set yields an item with its
-        new state. It is a state and not a history: changes that come faster than they are read, or than the interval,
-        are coalesced. The iterator ends with the session.
+        new state. The iterator yields states, not a history: changes that occur faster than they are read, or than the
+        interval, are coalesced. It ends with the session.
 
         Args:
             interval: the smallest number of seconds between items of one job.
@@ -702,8 +704,8 @@ class Session(DirectCalls):
     def health(self, interval: float = 1.0) -> SiteWatch:
         """Return an iterator over the state of the workers of all sites: first the current state, then each change.
 
-        It is a state and not a history, as with :meth:`changes`. Workers without jobs send no heartbeats. The iterator
-        ends with the session.
+        The iterator yields states, not a history, as :meth:`changes` does. Workers without jobs send no heartbeats. The
+        iterator ends with the session.
 
         Args:
             interval: the smallest number of seconds between items.
@@ -712,7 +714,7 @@ class Session(DirectCalls):
         return SiteWatch(self._target, interval)
 
     async def forget(self, job_id: str) -> None:
-        """Delete a job that has ended, with its log, also in the store.
+        """Delete an ended job with its log, in the store as well.
 
         Raises:
             JobNotFound: it is unknown.

@@ -156,7 +156,7 @@ class Job(Blocking[AsyncJob[R_co]], Generic[R_co]):
 
     @property
     def errors(self) -> tuple[DfmError, ...]:
-        """The first errors of the job, as far as they are known here; ``info().errors`` is their number."""
+        """The first errors of the job, as far as they are known here; ``info().errors`` is the number of all errors."""
         return self._call(lambda: self._async.errors)
 
     def latest(self, count: int = 5) -> Results:
@@ -229,7 +229,7 @@ class Job(Blocking[AsyncJob[R_co]], Generic[R_co]):
         return Stream(self._loop, self._call(lambda: self._async.changes(interval)))
 
     def show(self) -> None:
-        """Show the job until it has ended: in a notebook as a view that changes, elsewhere as lines.
+        """Display the job until it has ended: in a notebook as a live view, elsewhere as lines of text.
 
         See :meth:`dfm_async.Job.show`.
         """
@@ -261,7 +261,7 @@ class Job(Blocking[AsyncJob[R_co]], Generic[R_co]):
         return self._wait(self._async.collect(errors))
 
     def failures(self) -> list[FailedSet]:
-        """Wait for the end, and return the parameter sets that have failed, with their parameters and first errors.
+        """Wait for the end, and return the failed parameter sets, with their parameters and first errors.
 
         See :meth:`dfm_async.Job.failures`.
         """
@@ -297,21 +297,21 @@ class Job(Blocking[AsyncJob[R_co]], Generic[R_co]):
         return self._wait(self._async.send_input_params(params))
 
     def send_stop_frame(self) -> None:
-        """Declare that no further parameter set will come; the job ends when all are done.
+        """Declare that there are no further parameter sets; the job ends when all are completed.
 
         See :meth:`dfm_async.Job.send_stop_frame`.
         """
         return self._wait(self._async.send_stop_frame())
 
     def cancel(self, reason: str | None = None, grace: float = 5.0) -> dict[str, str]:
-        """Stop the job, and return when every site has confirmed that nothing of it runs any longer.
+        """Stop the job, and return when every site has confirmed that nothing of the job is running any more.
 
         See :meth:`dfm_async.Job.cancel`.
         """
         return self._wait(self._async.cancel(reason, grace))
 
     def detach(self) -> None:
-        """End the callbacks of this handle. The job goes on; ``session.reattach`` returns a new handle.
+        """End the callbacks of this handle. The job continues; ``session.reattach`` returns a new handle.
 
         See :meth:`dfm_async.Job.detach`.
         """

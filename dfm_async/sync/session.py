@@ -198,7 +198,7 @@ class Session(Blocking[AsyncSession]):
         checkpoint: Literal["marked", "calls"] = "marked",
         start_at: float | datetime | None = None,
     ) -> Job[R]:
-        """Start a job, and return when it runs, or waits for its turn or its time.
+        """Submit a job, and return when it runs, or waits in the queue or for its time to start.
 
         See :meth:`dfm_async.Session.execute`.
         """
@@ -260,7 +260,7 @@ class Session(Blocking[AsyncSession]):
         watch: bool = False,
         accept_changes: bool = False,
     ) -> Job:
-        """Go on with a job that was interrupted: the parameter sets that were not done run again.
+        """Resume an interrupted job: its incomplete parameter sets run again.
 
         See :meth:`dfm_async.Session.resume`.
         """
@@ -269,7 +269,7 @@ class Session(Blocking[AsyncSession]):
         )
 
     def refresh_jobs(self) -> list[Job]:
-        """Read the store again, and return all jobs: also those that other processes have started or ended.
+        """Read the store again, and return all jobs, including those that other processes have started or ended.
 
         See :meth:`dfm_async.Session.refresh_jobs`.
         """
@@ -340,7 +340,7 @@ class Session(Blocking[AsyncSession]):
         return Stream(self._loop, self._call(lambda: self._async.health(interval)))
 
     def forget(self, job_id: str) -> None:
-        """Delete a job that has ended, with its log, also in the store.
+        """Delete an ended job with its log, in the store as well.
 
         See :meth:`dfm_async.Session.forget`.
         """
@@ -585,7 +585,7 @@ class Session(Blocking[AsyncSession]):
         )
 
     def run(self, pipeline: Pipeline[P, R], /, *args: P.args, **kwargs: P.kwargs) -> R:
-        """Run a pipeline that was made of a function, and return its result: ``session.run(report, day="mon")``.
+        """Run a pipeline made from a function, and return its result: ``session.run(report, day="mon")``.
 
         See :meth:`dfm_async.Session.run`.
         """
