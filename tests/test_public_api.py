@@ -194,7 +194,7 @@ ERRORS: list[errors.DfmError] = [
     errors.DfmError("plain"),
     errors.PipelineError("p", [Problem("a#1", "is wrong"), Problem("", "is empty")]),
     errors.PipelineError(None, [Problem("a#1", "is wrong")]),
-    errors.PlaceholderError("p", [Problem("n0", "cannot become a part of a text")]),
+    errors.PlaceholderError("p", [Problem("n0", "cannot be formatted as text")]),
     errors.FederationError(
         "f", [FileProblem("f.yaml", 2, 3, "sites.a", "is wrong"), FileProblem("g.yaml", 0, 0, "", "is gone")]
     ),

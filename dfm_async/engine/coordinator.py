@@ -266,7 +266,7 @@ class Coordinator:
         """
         job_id = self.record.job_id
         if not self.accepts:
-            answer(f"job {job_id} takes no further parameter sets: its input was stopped, or it is about to end")
+            answer(f"job {job_id} accepts no further parameter sets: its input was stopped, or it is about to end")
             return
         if self._incoming is None:
             assert self._pack_rows is not None  # noqa: S101 - the session gives it to every job

@@ -321,5 +321,5 @@ class IncomingSets:
         """Refuse all sets that wait: the job takes no more."""
         while self._whole:
             self._whole.popleft()[1](
-                f"job {self._job_id} takes no further parameter sets: its input was stopped, or it has ended"
+                f"job {self._job_id} accepts no further parameter sets: its input was stopped, or it has ended"
             )

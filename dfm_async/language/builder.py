@@ -226,11 +226,11 @@ _ARITHMETIC: Final = (
     *("lshift", "rshift", "xor"),
 )
 _UNKNOWN: Final = "its value is known only when the pipeline runs. "
-_BY_OPERATION: Final = "Do it in an operation, and call that with this value."
+_BY_OPERATION: Final = "Write an operation that does it, and call the operation with this value."
 _IN_OPERATION: Final = _UNKNOWN + _BY_OPERATION
 _CONDITIONS: Final = (
     "put each comparison in parentheses, such as (a > 1) & (b == 2). To combine numbers, sets or dicts, write an "
-    "operation, and call that with this value."
+    "operation, and call it with this value."
 )
 _REFUSED: Final[dict[str, tuple[str, str]]] = {
     "has no value yet": (
@@ -240,12 +240,12 @@ _REFUSED: Final[dict[str, tuple[str, str]]] = {
     ),
     "has no elements yet": ("__iter__ __reversed__ __next__", "use 'with ForEach(...) as element'"),
     "has no length yet": ("__len__ __length_hint__", _IN_OPERATION),
-    "cannot become a part of a text": (
+    "cannot be formatted as text": (
         "__str__ __format__",
-        _UNKNOWN + "Write an operation that makes the text, and call it with this value; repr() shows the name.",
+        _UNKNOWN + "Write an operation that formats it, and call the operation with this value; repr() shows the name.",
     ),
     "cannot be searched with 'in'": ("__contains__", _IN_OPERATION),
-    "cannot be calculated with": (
+    "cannot be used in a calculation": (
         " ".join(f"__{name}__ __r{name}__" for name in _ARITHMETIC)
         + " __neg__ __pos__ __abs__ __round__ __floor__ __ceil__ __trunc__",
         _IN_OPERATION,
@@ -257,7 +257,7 @@ _REFUSED: Final[dict[str, tuple[str, str]]] = {
     "cannot be called": ("__call__", "only operations can. A method of a value is called in an operation."),
     "cannot be awaited": (
         "__await__ __aiter__ __anext__",
-        "a pipeline passes values on, and waits for them by itself. Leave out 'await' and 'async'.",
+        "a pipeline waits for values itself. Remove 'await' and 'async'.",
     ),
     "cannot be entered by 'with'": ("__enter__ __exit__ __aenter__ __aexit__", _IN_OPERATION),
     "cannot be changed": ("__setitem__ __delitem__ __delattr__", _IN_OPERATION),

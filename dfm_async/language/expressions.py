@@ -66,7 +66,7 @@ class Advise(_Data, frozen=True, kw_only=True, tag="advise"):
     """Asks the sites which values a parameter may have: a value of it, in a pipeline with ``mode="discovery"``."""
 
     def __str__(self) -> str:
-        raise PlaceholderError(None, [Problem("Advise()", "cannot become a part of a text: it asks for a whole value")])
+        raise PlaceholderError(None, [Problem("Advise()", "cannot be formatted as text: it asks for a whole value")])
 
     def __format__(self, spec: str) -> str:
         return str(self)

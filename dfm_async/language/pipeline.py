@@ -138,7 +138,7 @@ class Pipeline(Shown, Generic[P, R_co]):
 
     def __enter__(self) -> Pipeline[P, R_co]:
         if self._builder is not None or self.body:
-            raise PipelineError(self.name, [Problem("", "is built already; make a new Pipeline")])
+            raise PipelineError(self.name, [Problem("", "is already built; create a new Pipeline")])
         self._builder = Builder(self.name, self.mode)
         self._token = building.set(self._builder)
         return self

@@ -27,7 +27,7 @@ def refusal(path: str, packages: tuple[str, ...] | None, *, in_file: bool = Fals
     if not module or not all(part.isidentifier() for part in path.split(".")):
         return "is not a path of a class: use its module and its name, such as 'pkg.mod.Class'"
     if top in sys.stdlib_module_names or top == "__main__":
-        return "is of the standard library, whose classes are never used by a path: write one of your own"
+        return "belongs to the standard library, whose classes cannot be used by path: write your own class"
     if top == _OURS:
         ours = (module == _OFFERED or module.startswith(f"{_OFFERED}.")) and not name.startswith("_")
         if not ours:

@@ -571,7 +571,7 @@ class Session(DirectCalls):
         """
         self._supervisor.check_open()
         if self._durable is None and self._where == "flare":
-            raise DfmError("jobs on FLARE go on without the application: session.reattach(job_id) finds them")
+            raise DfmError("jobs on FLARE continue without the application: session.reattach(job_id) finds them")
         if self._durable is None:
             raise DfmError("only sessions with a store can resume jobs: Session(..., store='sqlite:///jobs.db')")
         return await self._submission.resume(

@@ -358,7 +358,7 @@ class Submission:
             await self._send_elsewhere(self._durable, job_id, params)
             return
         if coordinator is None or not coordinator.accepts:
-            raise ParameterError(["the job takes no further parameter sets: its input was stopped, or it has ended"])
+            raise ParameterError(["the job accepts no further parameter sets: its input was stopped, or it has ended"])
         rows = await self._params.pack_in_turns(coordinator.plan, params)
         for start in range(0, len(rows), _ROWS):
             await coordinator.room()

@@ -81,7 +81,7 @@ class Loader:
         origin = found.__module__.partition(".")[0]
         if origin in sys.stdlib_module_names:  # a name that some module has imported is not its own
             real = f"{found.__module__}.{found.__qualname__}"
-            reason = f"is really {real}, of the standard library, whose classes are never used by a path"
+            reason = f"is really {real}, of the standard library, whose classes cannot be used by path"
             raise LoadingError(self._site, role, path, reason)
         return found
 

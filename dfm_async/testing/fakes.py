@@ -99,7 +99,7 @@ class Fake:
         if wrong:
             name = getattr(self.code, "__name__", repr(self.code))
             raise TypeError(
-                f"{name}{signature_of(self.code)} cannot stand for "
+                f"{name}{signature_of(self.code)} cannot replace "
                 f"{operation.name}{operation.signature.parameters}: {'; '.join(wrong)}"
             )
 

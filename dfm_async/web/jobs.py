@@ -134,7 +134,7 @@ class JobHandlers(Handlers):
         with state.uploads.upload(principal) as upload:
             body = await read_body(request, state.limits, upload, Inputs)
             if not info.accepts and info.status is not JobStatus.INTERRUPTED:
-                raise Refusal(409, "closed", "the job takes no further parameter sets")
+                raise Refusal(409, "closed", "the job accepts no further parameter sets")
             with state.uploads.inputs(job.job_id):
                 await unless_disconnected(request, job.send_input_params(body.params))
         if body.last:

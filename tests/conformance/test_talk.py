@@ -189,7 +189,7 @@ async def test_slow_service_job_applies_backpressure_and_loses_nothing(session: 
         ("nobody", "x", 1, "job nobody is not known"),
         ("open", "y", 1, "no parameter 'y' .it has: 'x'."),
         ("ended", "x", 1, "job ended has ended .finished."),
-        ("stopped", "x", 1, "takes no further parameter sets"),
+        ("stopped", "x", 1, "accepts no further parameter sets"),
     ],
 )
 async def test_undeliverable_value_is_an_error_of_the_sender(

@@ -194,11 +194,11 @@ def test_and_or_not_combine_conditions_in_the_order_written() -> None:
         (lambda node: node > 1 and node < 5, "n0 > 1", "If"),
         (list, "n0", "ForEach"),
         (lambda node: 1 in node, "n0", "operation"),
-        (len, "n0", "length yet: its value is known only when the pipeline runs. Do it in an operation"),
+        (len, "n0", "length yet: its value is known only when the pipeline runs. Write an operation"),
         (lambda node: 0 < node < 2, "n0 > 0", "(a < b) & (b < c)"),
         (lambda node: node in [1, 2], "n0 == 1", "(a == b) | (a == c) instead of a in [b, c]"),
         (lambda node: (node > 1).name, "n0 > 1", "fields"),
-        (lambda node: node[1:2], "n0", "string or a number, not by slice(1, 2, None). Do it in an operation"),
+        (lambda node: node[1:2], "n0", "string or a number, not by slice(1, 2, None). Write an operation"),
         (lambda node: node[node], "n0", "string or a number"),
         (lambda node: node | 4, "n0", "| combines conditions, not 4:"),
         (lambda node: 1 & node, "n0", "& combines conditions, not 1:"),
@@ -345,11 +345,11 @@ def test_every_special_method_of_python_works_or_is_refused() -> None:
 
 def test_the_hint_of_a_refused_text_names_the_value_and_a_remedy() -> None:
     with Pipeline("p"):
-        with pytest.raises(PlaceholderError, match=r"n0\.name: cannot become a part of a text.*Write an operation"):
+        with pytest.raises(PlaceholderError, match=r"n0\.name: cannot be formatted as text.*Write an operation"):
             f"{load().name}"
-        with pytest.raises(PlaceholderError, match=r"Advise\(\): cannot become a part of a text"):
+        with pytest.raises(PlaceholderError, match=r"Advise\(\): cannot be formatted as text"):
             f"{Advise()}"
-        with pytest.raises(PlaceholderError, match=r"PlaceParam\('y'\): cannot become a part of a text"):
+        with pytest.raises(PlaceholderError, match=r"PlaceParam\('y'\): cannot be formatted as text"):
             load(f"/data/{PlaceParam('y')}.csv")
 
 
@@ -622,9 +622,9 @@ def test_a_value_of_another_pipeline_is_refused_with_that_pipelines_name() -> No
 def test_a_pipeline_can_be_built_only_once() -> None:
     with Pipeline("once") as p:
         load()
-    with pytest.raises(PipelineError, match="built already"), p:
+    with pytest.raises(PipelineError, match="already built"), p:
         pass
-    with Pipeline("open") as p, pytest.raises(PipelineError, match="built already"), p:
+    with Pipeline("open") as p, pytest.raises(PipelineError, match="already built"), p:
         pass
 
 

@@ -262,7 +262,7 @@ async def test_a_vault_that_cannot_be_built_stops_the_site_and_shows_no_configur
     ("config", "expected"),
     [
         (VaultConfig(path="safe"), "class 'safe' is not one of environment, file, keyring, nor the path of a class"),
-        (VaultConfig(path="subprocess.Popen"), "is of the standard library"),
+        (VaultConfig(path="subprocess.Popen"), "belongs to the standard library"),
         (VaultConfig(path=f"{HERE}.Echo"), "is not a vault: it has no secret_for_key"),
         (VaultConfig(args={"prefx": "A_"}), "environment cannot be built with its args: got an unexpected keyword"),
         (

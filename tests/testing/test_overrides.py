@@ -369,7 +369,7 @@ def greedy(item: str, count: int, colour: str) -> float:
 @pytest.mark.parametrize(
     ("fake", "message"),
     [
-        (wrong, "wrong(item: str) -> float' cannot stand for price"),
+        (wrong, "wrong(item: str) -> float' cannot replace price"),
         (wrong, "it does not take 'count'"),
         (greedy, "it needs 'colour', which the operation does not have"),
         (lambda: 0, "it does not take 'item'; it does not take 'count'"),

@@ -84,7 +84,7 @@ async def test_submitted_body_is_released_while_its_stream_is_open(server: Serve
 
 
 async def waiting_job(server: Server, gate: str) -> str:
-    """A job that takes no further parameter sets until its gate is open."""
+    """A job that accepts no further parameter sets until its gate is open."""
     gates[gate] = asyncio.Event()
     job_id = await server.submit("gated", None)
     full = [{"n": 1, "gate": gate}] * 512  # 256 of them run, and as many may wait
