@@ -28,7 +28,7 @@ __all__ = [
 
 @public
 class ExchangeError(DfmError):
-    """The root of what goes wrong between a site and a program outside the federation.
+    """The root of all errors between a site and an external program.
 
     ``lines`` are the last lines that the program wrote, ``exit_code`` is negative for a signal.
     """
@@ -42,7 +42,7 @@ class ExchangeError(DfmError):
 
 @declared("the site did not accept this program: {reason}")
 class HandshakeRefused(ExchangeError):
-    """A site refused a program, or the program could not read where the site is."""
+    """A site rejected a program, or the program could not read the address of the site."""
 
     reason: str
 
@@ -60,7 +60,7 @@ class AgentClosed(ExchangeError):
 
 @declared("{call}: {problem}")
 class CallStateError(ExchangeError):
-    """A call of the agent that does not fit its state."""
+    """An agent method was called in the wrong state."""
 
     call: str
     problem: str
@@ -77,7 +77,7 @@ class ConversionError(ExchangeError):
 
 @declared("the result of task {task} is {state}: {reason}")
 class ResultNotDelivered(ExchangeError):
-    """A result did not arrive, or was refused; ``state`` is the state that the exchange reached."""
+    """A result did not arrive, or was rejected; ``state`` is the state that the exchange reached."""
 
     task: str
     state: str
@@ -103,7 +103,7 @@ class BadTask(ExchangeError):
 
 @declared("the result of task {task!r}: {problem}")
 class BadResult(ExchangeError):
-    """A program answered, but not with what its task asks for."""
+    """A program returned a result that does not match its task."""
 
     task: str
     problem: str
@@ -127,7 +127,7 @@ class TaskAborted(ExchangeError):
 
 @declared("the connection to the peer is lost: {detail}{_output}")
 class PeerGone(ExchangeError):
-    """The peer vanished: its connection ended, or its heartbeat was missing for too long."""
+    """The peer was lost: its connection ended, or its heartbeats stopped."""
 
     detail: str
     lines: Sequence[str] = ()
@@ -135,7 +135,7 @@ class PeerGone(ExchangeError):
 
 @declared("the program for task {task!r} did not start: {problem}{_output}")
 class LaunchFailed(ExchangeError):
-    """A program could not be started, or did not become ready; ``exit_code`` and ``lines`` as far as there are any."""
+    """A program could not be started, or did not become ready; with ``exit_code`` and ``lines`` if available."""
 
     task: str
     problem: str
@@ -145,7 +145,7 @@ class LaunchFailed(ExchangeError):
 
 @declared("the program ended {_how} before it returned the result of task {task!r}{_output}")
 class ProgramExited(ExchangeError):
-    """A program ended before it returned its result; ``lines`` are the last that it wrote."""
+    """A program ended before it returned its result; ``lines`` are its last lines of output."""
 
     task: str
     exit_code: int

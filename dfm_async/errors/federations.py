@@ -25,7 +25,7 @@ __all__ = [
 @public
 @dataclass(frozen=True, slots=True)
 class FileProblem:
-    """One thing that is wrong with a federation file: where it is, and what is allowed there.
+    """A problem of a federation file: its location, what is wrong, and what is allowed there.
 
     Attributes:
         file: the file.
@@ -48,7 +48,7 @@ class FileProblem:
 
 @declared()
 class FederationError(DfmError):
-    """A federation cannot be read from its file, or written to one. ``problems`` lists those of all its files."""
+    """A federation cannot be read from its file, or written to one. ``problems`` lists everything that is wrong."""
 
     federation: str
     problems: Sequence[FileProblem]
@@ -114,7 +114,7 @@ class OperationFailed(DfmError):
 
 @declared()
 class HttpCallFailed(DfmError):
-    """An HTTP service could not be reached, or did not give a good response. Has no secrets, and no address.
+    """An HTTP service could not be reached, or did not return a successful response. Contains no secret and no address.
 
     Attributes:
         operation: the operation that called it.
@@ -147,10 +147,10 @@ class WorkerLost(DfmError):
 
     Attributes:
         site: its site.
-        exit_code: how it ended; the number of a signal is negative. None if that is not known.
-        detail: why, as far as is known.
+        exit_code: the exit code of the process, or the negated number of the signal that ended it; None if unknown.
+        detail: the reason, if known.
         lines: the last lines of its output.
-        out_of_memory: whether it is likely that the kernel ended it because memory ran out.
+        out_of_memory: whether the kernel probably killed it because memory ran out.
         operations: the operations of the job that it ran, or could run; empty if the job had not started on it.
     """
 
@@ -208,7 +208,7 @@ class LoadingError(DfmError):
 
 @declared()
 class SecretError(DfmError):
-    """A secret is not available, or (with an empty ``key``) the vault does not work. Never holds a secret's value."""
+    """A secret is not available, or (with an empty ``key``) the vault does not work. Never contains a secret."""
 
     site: str
     key: str
@@ -225,7 +225,7 @@ class SecretError(DfmError):
     "Return a list instead of a generator, or read the stream once"
 )
 class StreamOverrun(DfmError):
-    """A stream with several consumers ran too far ahead of the slowest of them."""
+    """A stream with several readers is too far ahead of the slowest reader."""
 
     label: str
     limit: int

@@ -32,7 +32,7 @@ _NAMED: Final = 3
 
 @public
 class JobExists(ParameterError):
-    """A job with this id exists already, with another pipeline, other parameters, or other options."""
+    """A job with this id already exists, with another pipeline, other parameters, or other options."""
 
     def __init__(self, job_id: str) -> None:
         super().__init__([f"a job {job_id!r} already exists with different content; choose another id"])
@@ -42,7 +42,7 @@ class JobExists(ParameterError):
 
 @declared()
 class JobFailed(DfmError):
-    """A job ended with errors. ``errors`` holds the first of them, ``count`` is the number of all."""
+    """A job ended with errors. ``errors`` contains the first of them, ``count`` is the number of all errors."""
 
     job_id: str
     errors: Sequence[DfmError]
@@ -126,7 +126,7 @@ class QueueFull(DfmError):
     "job {job_id} belongs to process {pid} on {host}, which is alive. Steer it from here, or end that process first"
 )
 class JobOwned(DfmError):
-    """A stored job belongs to another process, which is alive."""
+    """A stored job belongs to another process, which is running."""
 
     job_id: str
     pid: int
@@ -140,7 +140,7 @@ class JobOwned(DfmError):
     "kept; a store keeps everything"
 )
 class ResultsExpired(DfmError):
-    """A reader asked for events that the job's log no longer holds."""
+    """A reader requested events that are no longer in the job's log."""
 
     job_id: str
     wanted: int
@@ -188,9 +188,9 @@ class StoreError(DfmError):
 
 @declared("service {url}: {problem}{_answer}")
 class ServiceError(DfmError):
-    """A web service cannot be reached (``status`` is None), refuses a request, or gives an invalid answer.
+    """A web service cannot be reached (``status`` is None), rejects a request, or returns an invalid response.
 
-    ``code`` is the word by which the service classifies its refusal.
+    ``code`` is the error code of the service.
     """
 
     url: str

@@ -22,7 +22,7 @@ __all__ = [
 @public
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """One thing that is wrong with a pipeline: the statement, and what to do about it."""
+    """A problem of a pipeline: the statement, what is wrong with it, and what to do."""
 
     statement: str
     message: str
@@ -33,7 +33,7 @@ class Problem:
 
 @declared()
 class PipelineError(DfmError):
-    """A pipeline cannot be built or prepared. ``problems`` lists everything that is wrong with it."""
+    """A pipeline cannot be built or prepared. ``problems`` lists all its problems."""
 
     pipeline: str | None
     problems: Sequence[Problem]
@@ -44,12 +44,12 @@ class PipelineError(DfmError):
 
 @public
 class PlaceholderError(PipelineError, TypeError):
-    """A value that exists only when the pipeline runs was used as if it existed: in an f-string, a sum, an ``if``."""
+    """A placeholder was used as a value while the pipeline is built: in an f-string, a calculation, an ``if``."""
 
 
 @declared("site {site!r} does not allow the pipeline: {reason}")
 class PipelineDenied(DfmError):
-    """A site does not allow a pipeline; ``reason`` is in the words of the site."""
+    """A site does not allow a pipeline; ``reason`` is the text of the site's authorizer."""
 
     site: str
     reason: str
@@ -57,7 +57,7 @@ class PipelineDenied(DfmError):
 
 @declared("advice beyond {field!r} depends on its value: discover again with {field}={value!r}")
 class PartialError(DfmError):
-    """Advice ends at a value that has to be chosen first: discover again with it, to get more."""
+    """Advice depends on a value that has to be chosen first: discover again with that value."""
 
     field: str
     value: object
@@ -75,9 +75,9 @@ class ParameterError(DfmError):
 
 @declared("{path} of type {type_name} cannot be {_destination}: {reason}")
 class EncodingError(DfmError):
-    """A value cannot travel between sites, or (``stored``) be written to a store.
+    """A value cannot be sent between sites, or (``stored``) written to a store.
 
-    ``type_name`` is the type of the part that cannot be encoded, ``path`` is where it is in the value.
+    ``type_name`` is the type of the part that cannot be encoded, ``path`` its location in the value.
     """
 
     type_name: str
@@ -92,7 +92,7 @@ class EncodingError(DfmError):
 
 @declared("the value of {node} cannot be rebuilt in the application: {reason}")
 class DecodingError(DfmError):
-    """A value arrived, or was stored, and cannot be rebuilt here."""
+    """A received or stored value cannot be decoded in this process."""
 
     node: str
     reason: str

@@ -35,7 +35,7 @@ _LAST_METRICS_AFTER_END: Final = 1.0
 
 
 class FlareAgent:
-    """Takes tasks from a site, and hands back results. An async context manager.
+    """Receive tasks from a site, and return results. An async context manager.
 
     ``convert_task`` and ``convert_result`` turn data into what the program works with, and back.
 
@@ -318,7 +318,7 @@ class FlareAgent:
         connection.run()
 
     def progress(self, done: SupportsFloat, total: SupportsFloat | None = None, note: str = "") -> None:
-        """Tell the site how far the program is with its task."""
+        """Report the progress of the task to the site."""
         machine, connection = self._opened("progress")
         machine.send(msg.Progress(float(done), None if total is None else float(total), str(note)))
         connection.run()
@@ -326,7 +326,7 @@ class FlareAgent:
     # the end
 
     async def abort(self, reason: str = "the program aborted it") -> None:
-        """Stop, and tell the site why."""
+        """Abort the task, and report the reason to the site."""
         if self._connection is not None:
             self._connection.machine.stop(msg.Abort(reason))
             self._connection.run()

@@ -69,7 +69,7 @@ class _Call:
 
 
 class LauncherExecutor:
-    """Runs tasks in a program outside the federation, one at a time.
+    """Run tasks in an external program, one at a time.
 
     An async context manager. Cancelling :meth:`execute` ends the program; so does leaving the block.
 

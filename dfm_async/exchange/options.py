@@ -60,7 +60,7 @@ def _check(name: str, value: Any, kinds: tuple[Any, ...]) -> None:
 
 
 class AgentOptions(ExchangeOptions, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How an agent behaves. All times are in seconds."""
+    """Options of an agent. All times are in seconds."""
 
     submit_result_timeout: float = 60.0
     """How long the site may take to accept a result."""
@@ -75,7 +75,7 @@ class AgentOptions(ExchangeOptions, frozen=True, kw_only=True, forbid_unknown_fi
 
 
 class ExecutorOptions(ExchangeOptions, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How an executor behaves. All times are in seconds."""
+    """Options of an executor. All times are in seconds."""
 
     launch_timeout: float | None = None
     """How long a launcher may take to start the program; None means without end."""

@@ -28,22 +28,22 @@ _TRANSPORTS: Final = {name: row for name, row in TRANSPORTS.items() if not row.i
 class Program:
     """An external program as an operation: ``@site.operation(program=Program(argv=[...]))``.
 
-    Every call becomes a task, whose data are the arguments by name; ``round`` and ``total_rounds`` among them are
-    also those of the task. What the program submits is the value of the call. Metrics and progress become events of
-    the job, output becomes log records, and the end of the job ends the program.
+    Every call becomes a task, whose data are the arguments by name; ``round`` and ``total_rounds`` among them are also
+    those of the task. The result that the program submits is the value of the call. Metrics and progress become events
+    of the job, output becomes log records, and the end of the job ends the program.
 
     Attributes:
         argv: the program and its arguments; a string is split as a shell would, but no shell runs it.
         launch_once: whether one process serves all calls of a job, one after the other; else every call gets a new one.
-        processes: how many calls of a job run at the same time, each in a process of its own.
+        processes: the number of calls of a job that run at the same time, each in a separate process.
         environment: variables in addition to those of the site's worker.
         cwd: the folder to start it in.
-        shutdown_timeout: how long it gets to end when it was asked to, and once more after SIGTERM, in seconds.
+        shutdown_timeout: the number of seconds that the program has to end after a request, and again after SIGTERM.
         task: the name of its tasks; by default the name of the operation. Results of tasks called ``validate`` must
             have metrics, and of ``submit_model`` a model, unless ``options`` has other names for these. With the
             transports for NVFLARE, operations that have none of the three names give ``train`` tasks.
-        transport: how site and program talk. ``nvflare-2.8`` and ``nvflare-2.9`` are for unmodified scripts that use
-            ``nvflare.client`` of that version (2.5 to 2.8 by files, in the folder ``cwd``; 2.9 needs the extra
+        transport: how site and program communicate. ``nvflare-2.8`` and ``nvflare-2.9`` are for unmodified scripts that
+            use ``nvflare.client`` of that version (2.5 to 2.8 by files, in the folder ``cwd``; 2.9 needs the extra
             ``flare``). Such a program takes one argument, a ``Model`` or a mapping of parameters, besides ``round`` and
             ``total_rounds``, and its value is a ``Model``. With no argument, it gets a model without parameters.
         site_name: the name of the site as the program sees it, where that must be another one than the site's own,

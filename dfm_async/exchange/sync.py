@@ -105,7 +105,7 @@ class SyncAgent:
         self._wait(self._agent.log(record, step=step))
 
     def progress(self, done: SupportsFloat, total: SupportsFloat | None = None, note: str = "") -> None:
-        """Report to the site how far the program is with its task."""
+        """Report the progress of the task to the site."""
         what = (float(done), None if total is None else float(total), str(note))
         self._loop.call_soon(self._agent.progress, *what)
 
@@ -180,7 +180,7 @@ def log(record: Mapping[str, Any], *, step: SupportsIndex | None = None) -> None
 
 
 def progress(done: SupportsFloat, total: SupportsFloat | None = None, note: str = "") -> None:
-    """Report to the site how far the program is with its task."""
+    """Report the progress of the task to the site."""
     _agent("progress").progress(done, total, note)
 
 

@@ -51,7 +51,7 @@ class Task:
 
 @dataclass(frozen=True, slots=True)
 class TaskResult:
-    """What a program answered.
+    """The result of a task.
 
     Attributes:
         data: the answer; a :class:`Model` for federated training.
@@ -67,7 +67,7 @@ class TaskResult:
 
     @property
     def ok(self) -> bool:
-        """Whether the program says that it did the task."""
+        """Whether the program reports success."""
         return self.rc == OK
 
 
@@ -120,7 +120,7 @@ class ProgramStatus:
 
 
 class ExchangeState(Enum):
-    """How far an exchange is. *Accepted* never means *transferred*."""
+    """The state of an exchange. *Accepted* never means *transferred*."""
 
     OFFERED = "offered"
     """The task was sent."""

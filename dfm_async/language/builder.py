@@ -371,13 +371,13 @@ def _constant(value: Any, builder: Builder, where: str, what: str) -> ex.Constan
 
 
 def PlaceParam(name: str, multiuse: bool = False, *, default: Any = NOT_GIVEN) -> Any:
-    """Return a value that is given per parameter set at execution.
+    """Return a parameter of the pipeline: a value that each parameter set provides.
 
     Args:
         name: the name in parameter sets. Every use of the name is the same parameter.
         multiuse: has no effect; DFM needs it for a name that is used more than once.
-        default: the value for parameter sets that do not have the parameter. Without a default, every set needs it. If
-            the name is used more than once, one default is enough.
+        default: the value for parameter sets without the parameter. Without a default, every set needs it. If the name
+            is used more than once, one default is enough.
     """
     where = f"PlaceParam({name!r})"
     builder = _builder(where)
@@ -422,7 +422,7 @@ def collect(value: T, errors: Literal["fail", "skip"] = "fail") -> list[T]: ...
 @overload
 def collect(value: T, errors: Literal["keep"]) -> list[T | FailureInfo]: ...
 def collect(value: Any, errors: Literal["fail", "skip", "keep"] = "fail") -> Any:
-    """Return the list of a loop's values in element order, for use after the loop.
+    """Return the list of a loop's values, in the order of the elements, for use after the loop.
 
     Elements for which the value was not computed (it is in a branch that did not run) are left out.
 
@@ -445,14 +445,14 @@ def collect(value: Any, errors: Literal["fail", "skip", "keep"] = "fail") -> Any
 def gather(calls: Iterable[T], at_least: int = 1, within: float | None = None) -> Replies[T]:
     """Return the replies of several calls, of which some may fail: a :class:`~dfm_async.events.Replies`.
 
-    Its ``failures`` are the calls that failed or were too late. They are not errors of the job. If fewer calls than
-    ``at_least`` succeed, the gather itself fails, with an error that names all failures.
+    Its ``failures`` are the calls that failed or exceeded ``within``. They are not errors of the job. If fewer calls
+    than ``at_least`` succeed, the gather itself fails, with an error that names all failures.
 
     Args:
         calls: the calls, such as ``[train(model, site=site) for site in sites]``.
-        at_least: the smallest number of calls that must succeed.
-        within: the number of seconds that each call may take, with all its attempts; the time that it waits for a
-            thread, a process or a limit of its site does not count.
+        at_least: the minimum number of calls that must succeed.
+        within: the number of seconds that each call may take after its inputs are available. All attempts, and the wait
+            for a thread, a worker or a limit of its site, are included.
     """
     builder = _builder("gather(...)")
     node = builder.new_id()
@@ -549,11 +549,11 @@ class _BlockValue(Value):
 
 
 class ForEach(_Block[T]):
-    """Runs its block once per element of a list, iterator or async iterator; the elements run concurrently.
+    """Run a block once per element of a list, iterator or async iterator; the elements run concurrently.
 
     Args:
-        seq: the node, parameter or list to go through.
-        concurrency: how many elements run at the same time at most.
+        seq: the node, parameter or list of elements.
+        concurrency: the maximum number of elements that run at the same time.
     """
 
     def __init__(self, seq: Iterable[T] | AsyncIterable[T], concurrency: int | None = None) -> None:
@@ -584,11 +584,11 @@ class RepeatValue(_BlockValue):
 
 
 class Repeat(_Block[Any]):
-    """Runs its block one iteration after the other, each getting what the one before passed on with ``next``.
+    """Run a block sequentially: each iteration gets the value that the previous one passed to ``next``.
 
     Args:
-        carry: what the first iteration gets.
-        times: how many iterations there are at most.
+        carry: the value for the first iteration.
+        times: the maximum number of iterations.
         until: a condition, tested after each iteration; a function of the value that the iteration passed on, or an
             expression. ``current.until(...)`` in the block sets one over nodes of the block.
     """
@@ -619,7 +619,7 @@ class Repeat(_Block[Any]):
 
 
 class If(_Block["If"]):
-    """Runs its block if a condition holds. ``with If(...) as branch`` and ``with branch.otherwise()`` for the rest.
+    """Run a block if a condition is true: ``with If(...) as branch``, ``with branch.otherwise()``.
 
     After the blocks, ``branch.value(a, b)`` is a value of the branch that ran.
     """
@@ -638,7 +638,7 @@ class If(_Block["If"]):
         self._builder.add(self._statement)
 
     def otherwise(self) -> Otherwise:
-        """Return the block that runs if the condition does not hold."""
+        """Return the block that runs if the condition is false."""
         if self._statement is None:
             self._refuse("otherwise() comes after the If block, not inside it")
         if self._builder.blocks[-1] is not self._home:
@@ -704,11 +704,11 @@ class CacheValue(_BlockValue):
 
 
 class TryFromCache(_Block[Any]):
-    """Takes the value of a key from a site's cache; only if it is not there, the block runs and stores one.
+    """Take the value of a key from a site's cache. The block runs, and stores a value, only if there is none.
 
     Args:
-        key: any value, also with nodes inside, such as ``("temps", day)``.
-        site: whose cache; by default that of the site which computes what is stored.
+        key: any value, which may contain nodes, such as ``("temps", day)``.
+        site: the site whose cache is used; by default the site that computes the stored value.
     """
 
     def __init__(self, key: Any, site: Any = None) -> None:

@@ -63,7 +63,7 @@ def constant_data(constant: Constant) -> dict[str, Any]:
 
 
 class Advise(_Data, frozen=True, kw_only=True, tag="advise"):
-    """Asks the sites which values a parameter may have: a value of it, in a pipeline with ``mode="discovery"``."""
+    """Request the valid values of a parameter from the sites, in a pipeline with ``mode="discovery"``."""
 
     def __str__(self) -> str:
         raise PlaceholderError(None, [Problem("Advise()", "cannot be formatted as text: it asks for a whole value")])

@@ -94,7 +94,7 @@ def is_dfm(data: Any) -> bool:
 
 
 class Pipeline(Shown, Generic[P, R_co]):
-    """What is to be computed, written once, over the operations of a federation.
+    """A pipeline: statements that call the operations of a federation.
 
     ``with Pipeline("name") as pipeline:`` records the statements of its block. The result is plain data. Pydantic
     models can have fields of this type. :meth:`Federation.pipeline` makes one of a function; for type checkers,
@@ -103,9 +103,9 @@ class Pipeline(Shown, Generic[P, R_co]):
     Args:
         name: what it is called.
         api_version: the federation's version that it is for; empty means any.
-        mode: what it is for: "execute", or "discovery", where ``Advise()`` asks for the values that a parameter may
-            have, and what a call leaves out is asked for, too.
-        body: the statements, if they are there already.
+        mode: "execute", or "discovery", where ``Advise()``, and parameters that a call leaves out, request the valid
+            values.
+        body: the statements, if they exist already.
         description: a text for users.
         result: the place of its result, for :meth:`Session.run`.
     """
@@ -184,7 +184,7 @@ class Pipeline(Shown, Generic[P, R_co]):
         return pipeline_mermaid(self)
 
     def to_svg(self) -> str:
-        """Draw the pipeline as SVG that needs nothing else: blocks are boxes, sites that are fixed have colours."""
+        """Draw the pipeline as self-contained SVG: blocks are boxes, and sites that are fixed have colours."""
         return renderer().svg(self)
 
     # JSON
@@ -261,7 +261,7 @@ class Pipeline(Shown, Generic[P, R_co]):
         """Read a pipeline from a JSON file.
 
         Raises:
-            PipelineError: the file does not hold a pipeline; with the place and the reason.
+            PipelineError: the file does not contain a pipeline; names the location and the reason.
         """
         try:
             return cls.model_validate_json(Path(path).read_bytes())

@@ -20,7 +20,7 @@ Result = TypeVar("Result")
 
 
 class BestOf(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Lets the planner choose among some sites, or among all that offer the operation.
+    """Let the planner choose among some sites, or among all that offer the operation.
 
     Attributes:
         sites: sites or their names; None means all.

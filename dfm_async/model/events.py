@@ -50,11 +50,11 @@ class Result(Shown, msgspec.Struct, Generic[V_co], frozen=True):
 
 
 class Failure(Shown, msgspec.Struct, frozen=True):
-    """An operation that failed (``place`` is None), or a yield that will not come because of one.
+    """A failed operation (``place`` is None), or a yield that a failure prevented.
 
     Attributes:
         offset: its position in the job's log.
-        place: the place of the yield that will not come; None for the failure itself.
+        place: the place of the prevented yield; None for the failure itself.
         error: what went wrong.
         frame: the execution that it belongs to.
         site: the site that reported it.
@@ -70,7 +70,7 @@ class Failure(Shown, msgspec.Struct, frozen=True):
 
 
 class FrameCompleted(msgspec.Struct, frozen=True, gc=False):
-    """All sites are done with one parameter set; all its results come before this event."""
+    """All sites have completed one parameter set; all its results precede this event."""
 
     offset: int
     frame: Frame
@@ -87,16 +87,16 @@ class StatusChanged(msgspec.Struct, frozen=True, gc=False):
 class Progress(msgspec.Struct, frozen=True):
     """An operation has reported its progress.
 
-    Several reports of one call that come faster than they are sent are coalesced: the last one counts.
+    Reports of one call that are faster than the transmission are coalesced: the latest one is sent.
 
     Attributes:
         offset: its position in the job's log.
         frame: the execution that the call belongs to.
         site: the site that the operation runs at.
         node: the label of its node.
-        done: the amount that is done.
-        total: the whole amount, if it is known.
-        note: the present step, in words.
+        done: the completed amount.
+        total: the total amount, if it is known.
+        note: the current step, in words.
     """
 
     offset: int
@@ -109,9 +109,9 @@ class Progress(msgspec.Struct, frozen=True):
 
 
 class Metrics(msgspec.Struct, frozen=True, tag="metrics"):
-    """An operation reported metrics. Every report is one event, in the order that its call made them.
+    """An operation reported metrics. Every report is one event, in the order of the reports of its call.
 
-    All reports of a parameter set come before its ``FrameCompleted``. A set that runs again after a lost worker reports
+    All reports of a parameter set precede its ``FrameCompleted``. A set that runs again after a lost worker reports
     again: its earlier reports stay in the log.
 
     Attributes:
@@ -132,7 +132,7 @@ class Metrics(msgspec.Struct, frozen=True, tag="metrics"):
 
 
 class FailureHandled(msgspec.Struct, frozen=True, tag="handled"):
-    """Something failed, and the pipeline goes on without it: it is not an error of the job.
+    """A failure that the pipeline handles, and that is therefore not an error of the job.
 
     Attributes:
         offset: its position in the job's log.
@@ -141,7 +141,7 @@ class FailureHandled(msgspec.Struct, frozen=True, tag="handled"):
         node: the label of the statement that failed.
         type_name: the type of the exception.
         message: the text of the exception.
-        attempt: which try of a call it was, counted from 1.
+        attempt: the number of the attempt, counted from 1.
     """
 
     offset: int
@@ -165,7 +165,7 @@ NoticeKind = Literal["unresponsive", "responsive", "retired", "bound"]
 
 
 class WorkerNotice(msgspec.Struct, frozen=True):
-    """Something happened to a worker process that the job runs on.
+    """A state change of a worker process that the job runs on.
 
     Attributes:
         offset: its position in the job's log.

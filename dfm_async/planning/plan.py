@@ -191,7 +191,7 @@ class Plan(Shown, msgspec.Struct, Generic[R_co], frozen=True, kw_only=True, dict
         return Explanation(self)
 
     def to_svg(self) -> str:
-        """Draw the plan as SVG that needs nothing else: blocks are boxes, sites have colours."""
+        """Draw the plan as self-contained SVG: blocks are boxes, and sites have colours."""
         return renderer().svg(self)
 
     def __repr__(self) -> str:

@@ -92,7 +92,7 @@ class _Reader(Generic[T]):
 
 
 class Stream(Iterator[T]):
-    """An iterator over what a session or a job yields. Several threads may share it: each item is for one of them.
+    """An iterator over the items of a session or a job. Several threads may share it: each item goes to one of them.
 
     Closing it, leaving a loop over it, or dropping it ends what it stands for: results and events are no longer read,
     and calls of ``session.map`` and ``session.each`` that are in flight are cancelled. ``with`` closes it, and
