@@ -110,16 +110,25 @@ class JobNotFound(DfmError):
 
 
 @declared(
-    "the limit of {waiting:,} waiting jobs is reached. Try again later, raise LocalOptions(queue_limit=...), "
-    'or let execute wait with queue_overflow="block", which it never does for jobs with start_at'
+    "the limit of {waiting:,} waiting jobs{_kind} is reached. Try again later, raise LocalOptions(queue_limit=...)"
+    "{_advice}"
 )
 class QueueFull(DfmError):
     """The queue is full, and ``LocalOptions(queue_overflow="fail")`` was chosen.
 
-    Or as many jobs as the queue may have wait for their ``start_at``.
+    With ``later``, as many jobs as the queue may have wait for their ``start_at``.
     """
 
     waiting: int
+    later: bool = False
+
+    @property
+    def _kind(self) -> str:
+        return " with start_at" if self.later else ""
+
+    @property
+    def _advice(self) -> str:
+        return "" if self.later else ', or let execute wait with queue_overflow="block"'
 
 
 @declared(

@@ -173,7 +173,7 @@ class FederationRunner(LocalTarget):
         scheduler = self._scheduler
         if starts_later(coordinator.spec):
             if scheduler.full_of_delayed:
-                raise QueueFull(scheduler.delayed)
+                raise QueueFull(scheduler.delayed, later=True)
         elif self.options.queue_overflow == "fail" and scheduler.overflows:
             raise QueueFull(scheduler.waiting)
         self.jobs.add(coordinator)

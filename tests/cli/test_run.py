@@ -309,3 +309,31 @@ def test_invalid_numbers_are_bad_input(options: tuple[str, ...], problem: str) -
     done = invoked("run", STATIONS, "squares", "-p", "x=1", *options)
     assert done.exit_code == 2
     assert problem in done.stderr
+
+
+def test_job_starts_at_the_time_of_the_command(store: list[str]) -> None:
+    arguments = ("run", STATIONS, "anomalies", "-p", "day=mon", "--target", "inline", "-q")
+    done = invoked(*arguments, "--start-at", "2020-01-01T00:00Z")
+    assert (done.exit_code, len(done.stdout.splitlines())) == (0, 3)
+    with started(*arguments, "--start-at", "4102444800", "--job-id", "later", *store) as process:
+        while statuses(store) != ["submitted"]:
+            assert process.poll() is None
+        assert "starts at 2" in invoked("jobs", *store).stdout
+        process.send_signal(signal.SIGINT)
+        assert process.wait(30) == 130
+    assert statuses(store) == ["interrupted"]
+
+
+@pytest.mark.parametrize(
+    ("time", "problem"),
+    [
+        ("tomorrow", "is not a time such as 2026-11-20T03:00Z"),
+        ("2026-11-20T03:00", "has no time zone: add Z for UTC, or an offset, as in 2026-11-20T03:00:00"),
+        ("nan", "number from 0"),
+        ("-5", "number from 0"),
+    ],
+)
+def test_invalid_times_are_refused(time: str, problem: str) -> None:
+    done = invoked("run", STATIONS, "anomalies", "-p", "day=mon", "--target", "inline", f"--start-at={time}")
+    assert done.exit_code == 2
+    assert problem in " ".join(done.stderr.split())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import aclosing
+from datetime import UTC, datetime
 from typing import Any
 
 import httpx2
@@ -222,3 +223,13 @@ async def test_a_service_that_does_not_run_is_an_error() -> None:
 def test_an_invalid_url_is_refused(url: str) -> None:
     with pytest.raises(ValueError, match="invalid service URL"):
         Client(url)
+
+
+async def test_job_can_start_later(client: Client) -> None:
+    later = await client.submit("squares", {"x": 3}, start_at=datetime(2100, 1, 1, tzinfo=UTC))
+    assert (later.start_at, later.waits_for) == (4102444800.0, "its start at 2100-01-01T00:00:00Z")
+    assert (await client.cancel(later.job_id)) == {}
+    at_once = await client.submit("squares", {"x": 3}, start_at=1)
+    assert [result.value async for result in client.results(at_once.job_id)] == [9]
+    with pytest.raises(ValueError, match="must have a time zone"):
+        await client.submit("squares", {"x": 3}, start_at=datetime(2100, 1, 1))

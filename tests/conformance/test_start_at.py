@@ -109,7 +109,7 @@ async def test_job_that_waits_for_its_time_takes_no_slot_and_no_place_in_the_que
     options = LocalOptions(max_concurrent_jobs=1, queue_limit=1, queue_overflow="fail")
     async with virtual_time(NOON) as clock, Session(fed, options=options) as session:  # nothing starts: no process
         later = await session.execute(squares, {"n": 1}, start_at=NOON + timedelta(hours=1))
-        with pytest.raises(QueueFull, match="1 waiting"):
+        with pytest.raises(QueueFull, match="1 waiting jobs with start_at is reached"):
             await session.execute(squares, {"n": 1}, start_at=NOON + timedelta(hours=1))
         blocker = await session.execute(squares, None, autostop=False)
         waits = await session.execute(squares, {"n": 2})

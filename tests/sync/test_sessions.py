@@ -520,3 +520,14 @@ def test_session_left_open_does_not_keep_the_interpreter(tmp_path: Path) -> None
     done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=60, check=False)
     assert (done.returncode, done.stdout.split(), done.stderr) == (0, ["42", "end"], "")
     assert time.monotonic() - began < PROMPT
+
+
+def test_schedules_have_blocking_jobs(session: Session) -> None:
+    with session.schedule("often", report, {"day": 20}, every=1) as schedule:
+        assert schedule.next_at is not None
+        job = next(schedule)
+        assert job.wait() is JobStatus.FINISHED
+        assert schedule.last_job is not None
+        assert "'often'" in repr(schedule)
+    assert schedule.next_at is None
+    list(schedule)  # it ends

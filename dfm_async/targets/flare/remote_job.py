@@ -13,6 +13,7 @@ import msgspec
 
 from dfm_async.base.signals import Outcome, Signal
 from dfm_async.engine.coordinator import log_overflow
+from dfm_async.engine.engine import starts_later
 from dfm_async.engine.frames import Row
 from dfm_async.engine.intake import LoggedErrors
 from dfm_async.engine.machine import Phase
@@ -232,7 +233,7 @@ class RemoteJob:
             raise ParameterError([text]) from None
         answer = await self._submitted
         if answer.outcome == "full":
-            raise QueueFull(int(answer.reason or 0))
+            raise QueueFull(int(answer.reason or 0), later=starts_later(self.spec))
         if answer.outcome == "same":
             raise AlreadySubmitted
         if answer.outcome == "other":
