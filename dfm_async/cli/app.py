@@ -169,6 +169,29 @@ def retry(
     return retry_job(source, job, as_json=as_json)
 
 
+@command(app)
+def fork(
+    job: Annotated[str, typer.Argument(metavar="JOB", help="The id of the job.", show_default=False)],
+    from_node: Annotated[
+        str,
+        typer.Option(metavar="NODE", help="The first node that runs again, such as train#0.", show_default=False),
+    ],
+    source: SourceOptions,
+    frame: Annotated[
+        str | None,
+        typer.Option(metavar="N,N,...", help="One call of it: its parameter set, and its iterations of loops."),
+    ] = None,
+    accept_changes: Annotated[
+        bool, typer.Option("--accept-changes", help="Use recorded values of operations whose code has changed.")
+    ] = False,
+    as_json: JsonOption = False,
+) -> Work:
+    """Run a job again from a node on, with what was recorded before it."""
+    from dfm_async.cli.jobs import fork as fork_job
+
+    return fork_job(source, job, from_node, frame, accept_changes=accept_changes, as_json=as_json)
+
+
 @command(app, handles_signals=True)
 def serve(options: ServeOptions) -> Work:
     """Serve a federation over HTTP, with a live page."""

@@ -1,4 +1,4 @@
-"""``dfm-async jobs``, ``attach``, ``logs``, ``retry``, ``cancel``: jobs of other processes, of a service or a store."""
+"""``dfm-async jobs``, ``attach``, ``logs``, ``retry``, ``fork``, ``cancel``: jobs of a service or a store."""
 
 from __future__ import annotations
 
@@ -127,6 +127,13 @@ class _StoredJobs:
             "call job.retry_failed() in a program"
         )
 
+    async def fork(self, job_id: str, from_node: str, frame: Sequence[int] | None, accept_changes: bool) -> JobInfo:
+        """Refuse: a store has no operations."""
+        raise Unreachable(
+            f"job {job_id} needs its operations to run again: give --url of the service that serves this store, or "
+            f"call job.fork({from_node!r}) in a program"
+        )
+
     async def _job(self, job_id: str) -> Job:
         job = await self._session.reattach(job_id)
         if not job.was_found:
@@ -247,6 +254,29 @@ async def retry(options: SourceOptions, job_id: str, *, as_json: bool) -> int:
     sets = "" if info.sets is None else f" with {counted(info.sets, 'parameter set')}"
     await output.line(f"job {safe(info.job_id)} runs the failed parameter sets of {safe(job_id)} again{sets}")
     return Exit.SUCCESS
+
+
+async def fork(
+    options: SourceOptions, job_id: str, from_node: str, frame: str | None, *, accept_changes: bool, as_json: bool
+) -> int:
+    """Run a job again from a node on, and show the new job."""
+    output, numbers = StandardOutput(), None if frame is None else _frame(frame)
+    async with _open(options) as source:
+        info = await source.fork(job_id, from_node, numbers, accept_changes)
+    if as_json:
+        await output.line(safe_json(msgspec.json.encode(info)))
+        return Exit.SUCCESS
+    where = safe(from_node) if frame is None else f"{safe(from_node)} in frame {numbers}"
+    await output.line(f"job {safe(info.job_id)} runs {safe(job_id)} again from {where} on")
+    return Exit.SUCCESS
+
+
+def _frame(text: str) -> list[int]:
+    """Return the numbers of a frame such as ``0,57``."""
+    numbers = text.strip("[]() ").split(",")
+    if not all(number.strip().isdecimal() for number in numbers):
+        raise BadInput(f"--frame takes numbers, such as 0,57, not {text!r}")
+    return [int(number) for number in numbers]
 
 
 def _line(event: Event) -> str:

@@ -234,6 +234,21 @@ class Client:
         """Run the failed parameter sets of an ended job again; return the new job."""
         return self._info(await self._connection.request("POST", f"{_path(job_id)}/retry", job_id))
 
+    async def fork(
+        self, job_id: str, from_node: str, frame: int | Sequence[int] | None = None, accept_changes: bool = False
+    ) -> JobInfo:
+        """Run an ended job again from a node on, as a new job; return the new job.
+
+        Args:
+            job_id: the job.
+            from_node: the first node that runs again, as in :meth:`dfm_async.Job.fork`.
+            frame: one call of the node, as in :meth:`dfm_async.Job.fork`.
+            accept_changes: use recorded values of operations whose code has changed since the job was submitted.
+        """
+        numbers = None if frame is None else [frame] if isinstance(frame, int) else list(frame)
+        body = {"from_node": from_node, "frame": numbers, "accept_changes": accept_changes}
+        return self._info(await self._connection.request("POST", f"{_path(job_id)}/fork", job_id, body=body))
+
     async def cancel(self, job_id: str, reason: str | None = None) -> dict[str, str]:
         """Cancel a job, wait until nothing of it runs, and return the outcome at each site."""
         body = {"reason": reason}

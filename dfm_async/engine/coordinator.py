@@ -118,8 +118,8 @@ class Coordinator:
         self._deadline: DeadlineTimer | None = None
         self._grace: Timer | None = None
         self._pending: deque[do.Effect] | None = None
-        self._recorded = spec.stored and spec.retry_of is not None
-        """Whether calls of the job may have been recorded, because it ran before."""
+        self._recorded = spec.stored and (spec.retry_of or spec.fork_of) is not None
+        """Whether calls of the job may have been recorded, because it, or the job that it repeats, ran before."""
         record.log.owner = self
         record.execution = self.machine
 

@@ -56,6 +56,7 @@ class JobInfo(msgspec.Struct, frozen=True, kw_only=True):
         accepts: whether it accepts further parameter sets here.
         retry_of: the id of the job whose failed parameter sets it runs again, if it does.
         start_at: when it starts, if ``execute(start_at=...)`` was given; in seconds since 1970.
+        fork_of: the id of the job that it is a fork of, if it is one.
         waits_for: what it waits for, in words, such as ``gpus of site 'lab': 1 of 1 in use, 3 calls waiting``; None if
             it has ended, or is not known to wait for anything.
     """
@@ -75,6 +76,7 @@ class JobInfo(msgspec.Struct, frozen=True, kw_only=True):
     done: int | None
     accepts: bool
     retry_of: str | None = None
+    fork_of: str | None = None
     waits_for: str | None = None
     start_at: float | None = None
 

@@ -70,6 +70,8 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=
     """Whether the job ends with a stream of parameter sets that the application feeds it."""
     retry_of: JobId | None = None
     """The job whose failed parameter sets this one runs again."""
+    fork_of: JobId | None = None
+    """The job whose recorded calls this one uses, up to a node."""
 
     def __post_init__(self) -> None:
         if self.on_error not in ("continue", "stop"):

@@ -441,8 +441,22 @@ def check_left_out(plan: Plan, federation: Federation, left_out: Mapping[Operati
 def code_of(plan: Plan, federation: Federation) -> tuple[tuple[str, str], ...]:
     """Return the operations of a plan, each with its site, and the fingerprints of their code, as far as known."""
     calls = [(site, call.operation, adapter) for site, _, call, adapter in calls_of(plan, federation) if adapter]
-    found = {f"{operation!r} at site {site!r}": fingerprint(adapter) for site, operation, adapter in calls}
+    found = {_offered(operation, site): fingerprint(adapter) for site, operation, adapter in calls}
     return tuple((name, text) for name, text in sorted(found.items()) if text)
+
+
+def operations_of(plan: Plan, nodes: Collection[str]) -> set[str]:
+    """Return the operations that some nodes of a plan call, named as in :func:`code_of`."""
+    return {
+        _offered(transition.action.operation, site)
+        for site, net in zip(plan.sites_at, plan.nets, strict=True)
+        for transition in net.transitions
+        if isinstance(transition.action, spec.Call) and transition.label in nodes
+    }
+
+
+def _offered(operation: str, site: str) -> str:
+    return f"{operation!r} at site {site!r}"
 
 
 def _policy(federation: Federation, net: spec.Net, call: spec.Call) -> RetryPolicy | None:

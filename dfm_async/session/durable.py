@@ -19,7 +19,7 @@ from dfm_async.base.wall_clock import wall_time
 from dfm_async.engine.frames import Row
 from dfm_async.engine.jobs import JobTable
 from dfm_async.errors import DfmError, EncodingError, JobNotFound, ParameterError, StoreError
-from dfm_async.model.ids import JobId
+from dfm_async.model.ids import Frame, JobId
 from dfm_async.model.job_filter import JobFilter
 from dfm_async.model.job_spec import JobSpec
 from dfm_async.model.status import JobStatus
@@ -212,18 +212,32 @@ class DurableJobs:
                 name = self._decoded(stored)[1].checkpoints
         return [(self._folder, name)] if name else []
 
-    async def reuse_checkpoints(self, spec: JobSpec, new: JobSpec, sets: Mapping[int, int]) -> None:
-        """Let a job use what was recorded for some parameter sets of another one, unless code has changed since then.
+    async def reuse_checkpoints(
+        self, spec: JobSpec, new: JobSpec, sets: Mapping[int, int], is_kept: Callable[[str, Frame], bool]
+    ) -> None:
+        """Let a job use what was recorded for some parameter sets of another one.
 
-        ``sets`` has their numbers in the new job, by those in the other one.
+        ``sets`` has their numbers in the new job, by those in the other one. ``is_kept`` chooses calls, by their nodes
+        and their frames in the other one.
 
         Raises:
             StoreError: the checkpoints cannot be read or written.
         """
         folder = self._folder
-        if folder is not None and spec.checkpoints and spec.code == new.code:
-            work = lambda: checkpoints.copy(folder, spec.checkpoints, new.checkpoints, sets)  # noqa: E731
+        if folder is not None and spec.checkpoints:
+            work = lambda: checkpoints.copy(folder, spec.checkpoints, new.checkpoints, sets, is_kept)  # noqa: E731
             await in_thread(work, "checkpoints")
+
+    async def recorded_frames(self, spec: JobSpec, node: str) -> list[Frame]:
+        """Return the frames in which calls of a node are recorded, in order.
+
+        Raises:
+            StoreError: the checkpoints cannot be read.
+        """
+        folder = self._folder
+        if folder is None or not spec.checkpoints:
+            return []
+        return await in_thread(lambda: checkpoints.recorded_frames(folder, spec.checkpoints, node), "checkpoints")
 
     async def forget(self, record: JobRecord) -> None:
         """Delete a job that was not submitted."""
@@ -468,18 +482,38 @@ class DurableJobs:
             JobNotFound: the store does not have the job any longer.
             StoreError: what is stored of it is damaged.
         """
+        stored = await self._flushed(record)
+        history = await read_history(self.store, record.job_id, record.plan, 0)
+        of_all, errors = history.first_errors.get(-1), history.first_errors
+        numbers = [index for index in range(stored.frames) if of_all or index in errors or index not in history.done]
+        rows = await self._rows(record, stored, numbers)
+        return {index: (row, errors.get(index, of_all)) for index, row in rows.items()}
+
+    async def params(self, record: JobRecord, index: int | None) -> dict[int, dict[str, Any]]:
+        """Return a parameter set of a job, or all of them, by their numbers.
+
+        Raises:
+            JobNotFound: the store does not have the job any longer.
+            StoreError: what is stored of it is damaged.
+            DfmError: the job does not have this parameter set.
+        """
+        stored = await self._flushed(record)
+        if index is not None and index >= stored.frames:
+            last = f"the last one is {stored.frames - 1}" if stored.frames else "it has none"
+            raise DfmError(f"job {record.job_id} has no parameter set {index}: {last}")
+        return await self._rows(record, stored, list(range(stored.frames)) if index is None else [index])
+
+    async def _flushed(self, record: JobRecord) -> StoredJob:
+        """Return what is stored of a job, after everything was written."""
         await self.store.flush()
         stored = await self.store.find(record.job_id)
         if stored is None:
             raise JobNotFound(record.job_id, "the store")
-        history = await read_history(self.store, record.job_id, record.plan, 0)
-        of_all, errors = history.first_errors.get(-1), history.first_errors
-        numbers = [index for index in range(stored.frames) if of_all or index in errors or index not in history.done]
+        return stored
+
+    async def _rows(self, record: JobRecord, stored: StoredJob, numbers: list[int]) -> dict[int, dict[str, Any]]:
         packed = await self.store.params(record.job_id, numbers)
-        return {
-            index: (self._params(stored, index, packed.get(index), record.plan), errors.get(index, of_all))
-            for index in numbers
-        }
+        return {index: self._params(stored, index, packed.get(index), record.plan) for index in numbers}
 
     async def give_back(self, left: LeftOver) -> None:
         """Leave a job interrupted that was taken over, and is not resumed after all."""

@@ -11,6 +11,7 @@ from dfm_async.base.rendering import Shown, renderer
 from dfm_async.engine.jobs import JobControl
 from dfm_async.errors import DfmError, JobNotFound
 from dfm_async.model.events import Failure, Result, Results
+from dfm_async.model.ids import Frame
 from dfm_async.model.info import FailedSet, JobInfo
 from dfm_async.model.status import JobStatus
 from dfm_async.planning.plan import Plan
@@ -57,6 +58,11 @@ class Steering(Protocol):
 
     async def retry_failed(self, record: JobRecord, changed: Mapping[str, Any]) -> Job:
         """Run the failed parameter sets of an ended job again, as a new job with some changed options."""
+
+    async def fork(
+        self, record: JobRecord, from_node: str, frame: Frame, changed: Mapping[str, Any], *, accept_changes: bool
+    ) -> Job:
+        """Run an ended job again from a node on, as a new job with some changed options."""
 
 
 class Job(Shown, Generic[R_co]):
@@ -345,6 +351,42 @@ class Job(Shown, Generic[R_co]):
         given = {"label": label, "priority": priority, "watch": watch}
         return await self._steering.retry_failed(record, {name: v for name, v in given.items() if v is not None})
 
+    async def fork(
+        self,
+        from_node: str,
+        frame: int | Sequence[int] | None = None,
+        accept_changes: bool = False,
+        label: str | None = None,
+        priority: int | None = None,
+        watch: bool | None = None,
+    ) -> Job[R_co]:
+        """Wait for the end, and run the job again from a node on, as a new job.
+
+        The calls of the node run again, and all calls that depend on them. Other calls that were recorded are not
+        repeated. ``info().fork_of`` of the new job is the id of this one. It has the options of this one, unless they
+        are given.
+
+        Args:
+            from_node: the node, such as ``train#0``, or its operation, if only one node calls it.
+            frame: begin at one call of the node: the number of its parameter set, followed by those of its iterations
+                of the loops around it, from the outside in. The new job then has only this parameter set. If the last
+                numbers are missing, it begins at all calls that the rest fits; None means all calls of the node.
+            accept_changes: use recorded values of operations whose code has changed since this job was submitted.
+            label: as in :meth:`Session.execute`.
+            priority: as in :meth:`Session.execute`.
+            watch: as in :meth:`Session.execute`.
+
+        Raises:
+            PipelineError: the code of operations has changed whose recorded values would be used, or the federation
+                does not offer what the job needs.
+            DfmError: there is no such node or parameter set, no such call is recorded, or the session has no store.
+        """
+        record = self._known()
+        await record.wait()
+        given = {"label": label, "priority": priority, "watch": watch}
+        changed = {name: v for name, v in given.items() if v is not None}
+        return await self._steering.fork(record, from_node, _frame(frame), changed, accept_changes=accept_changes)
+
     @overload
     async def first(self, place: Literal["result"]) -> Result[R_co]: ...
     @overload
@@ -427,6 +469,14 @@ class Job(Shown, Generic[R_co]):
             stream = ResultStream(self._known(), None, self._after, False, "raise")
             stream.attach()
             self._callbacks = spawn(callbacks.run(stream, self._job_id, self.callback_errors))
+
+
+def _frame(given: int | Sequence[int] | None) -> Frame:
+    """Return a frame that a caller has given; empty for all."""
+    numbers = () if given is None else (given,) if isinstance(given, int) else tuple(given)
+    if not all(type(number) is int and number >= 0 for number in numbers):
+        raise ValueError(f"frame must be a number, or several, counted from 0, not {given!r}")
+    return numbers
 
 
 def check_places(places: Iterable[str], plan: Plan) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from itertools import islice
 from typing import Any, Final, Literal
 
@@ -16,7 +16,7 @@ from dfm_async.language.pipeline import Pipeline
 from dfm_async.language.statements import walk_statements
 from dfm_async.model.options import LocalOptions
 from dfm_async.planning.plan import Plan
-from dfm_async.planning.prepare import code_of, misfits, prepare, retry_policies
+from dfm_async.planning.prepare import code_of, misfits, operations_of, prepare, retry_policies
 from dfm_async.planning.profile import Profile
 from dfm_async.session.profiling import SessionProfile
 
@@ -127,19 +127,21 @@ class Preparation:
             found = self._code[key] = code_of(plan, self._federation)
         return found
 
-    def check_code(self, plan: Plan, before: tuple[tuple[str, str], ...]) -> None:
-        """Check that operations have the code that a job began with.
+    def check_code(
+        self, plan: Plan, before: tuple[tuple[str, str], ...], advice: str, nodes: Collection[str] | None = None
+    ) -> None:
+        """Check that operations have the code that a job began with; with ``nodes``, only those that they call.
 
         Raises:
-            PipelineError: some have other code.
+            PipelineError: some have other code. It lists them, with the advice.
         """
         now = dict(self.code(plan))
         changed = [name for name, text in before if now.get(name, text) != text]
+        if nodes is not None:
+            called = operations_of(plan, nodes)
+            changed = [name for name in changed if name in called]
         if changed:
-            what, advice = (
-                "has changed since the job was submitted",
-                "resume(accept_changes=True) runs the rest with it",
-            )
+            what = "has changed since the job was submitted"
             raise PipelineError(
                 plan.pipeline, [Problem("", f"the code of {name} {what}; {advice}") for name in changed]
             )

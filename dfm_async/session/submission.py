@@ -7,7 +7,7 @@ import contextlib
 import logging
 import os
 import time
-from collections.abc import AsyncIterable, Mapping, Sequence
+from collections.abc import AsyncIterable, Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import msgspec
@@ -19,10 +19,11 @@ from dfm_async.engine.jobs import JobControl
 from dfm_async.engine.target import AlreadySubmitted, Target
 from dfm_async.errors import DfmError, JobExists, JobInterrupted, JobNotFound, JobOwned, ParameterError
 from dfm_async.federation.federation import Federation
-from dfm_async.model.ids import JobId
+from dfm_async.model.ids import Frame, JobId
 from dfm_async.model.info import FailedSet
 from dfm_async.model.job_spec import JobSpec
 from dfm_async.model.status import JobStatus
+from dfm_async.planning.forking import Fork
 from dfm_async.planning.plan import Plan
 from dfm_async.results.record import JobRecord
 from dfm_async.results.unfinished import UnfinishedSets
@@ -208,7 +209,8 @@ class Submission:
                     self._durable.check_resumable(job_id, known.status)
                     self._preparation.check_offered(known.plan)
                     if not accept_changes:
-                        self._preparation.check_code(known.plan, known.spec.code)
+                        advice = "resume(accept_changes=True) runs the rest with it"
+                        self._preparation.check_code(known.plan, known.spec.code, advice)
                     if stream is None and input_params is not None:
                         rows = self._params.pack(known.plan, input_params)  # type: ignore[arg-type]
                 work = self._durable.take_over(job_id, more=input_params is not None)
@@ -282,6 +284,41 @@ class Submission:
         if not failed:
             raise DfmError(f"job {record.job_id} has no failed parameter sets")
         await self._preparation.check(record.plan)
+        unchanged = self._durable is not None and record.spec.code == self._preparation.code(record.plan)
+        params = {found.index: found.params for found in failed}
+        return await self._run_again(
+            record, params, {"retry_of": record.spec.job_id, **changed}, _every_call if unchanged else None
+        )
+
+    async def fork(
+        self, record: JobRecord, from_node: str, frame: Frame, changed: Mapping[str, Any], *, accept_changes: bool
+    ) -> Job:
+        """Run a job again from a node on, as a new job. See :meth:`Job.fork`."""
+        self._supervisor.check_open()
+        if self._durable is None:
+            raise DfmError("only sessions with a store record calls: Session(..., store='sqlite:///jobs.db')")
+        plan, before = record.plan, record.spec
+        fork = Fork(plan.nodes, from_node, frame)
+        self._preparation.check_offered(plan)
+        await self._preparation.check(plan)
+        if not accept_changes:
+            advice = "fork from a node that calls it, or use its recorded values with fork(accept_changes=True)"
+            self._preparation.check_code(plan, before.code, advice, {node.label for node in fork.kept})
+        params = await self._durable.params(record, frame[0] if frame else None)
+        if len(frame) > 1:
+            recorded = await self._durable.recorded_frames(before, fork.label)
+            if not any(found[: len(frame)] == frame for found in recorded):
+                raise DfmError(_not_recorded(record.job_id, fork.label, frame, recorded))
+        return await self._run_again(record, params, {"fork_of": before.job_id, **changed}, fork.is_kept)
+
+    async def _run_again(
+        self,
+        record: JobRecord,
+        params: Mapping[int, Mapping[str, Any]],
+        changed: Mapping[str, Any],
+        is_kept: Callable[[str, Frame], bool] | None,
+    ) -> Job:
+        """Run parameter sets of a job as a new job that uses the recorded calls which are kept, if any are."""
         began = asyncio.get_running_loop().time(), time.time_ns()
         spec = msgspec.structs.replace(
             record.spec,
@@ -292,17 +329,17 @@ class Submission:
             fed=False,
             measured=self._profile.measuring,
             sampled=self._profile.sampling,
-            retry_of=record.spec.job_id,
+            retry_of=None,
+            fork_of=None,
             checkpoints="" if self._durable is None else os.urandom(16).hex(),
             code=() if self._durable is None else self._preparation.code(record.plan),
-            **changed,
         )
-        if self._durable is not None:
-            sets = {found.index: number for number, found in enumerate(failed)}
-            await self._durable.reuse_checkpoints(record.spec, spec, sets)
-        params = [found.params for found in failed]
+        spec = msgspec.structs.replace(spec, **changed)
+        if self._durable is not None and is_kept is not None:
+            sets = {index: number for number, index in enumerate(params)}
+            await self._durable.reuse_checkpoints(record.spec, spec, sets, is_kept)
         return await self.execute(
-            record.plan, params, spec, autostop=True, id_chosen=False, callbacks=None, began=began
+            record.plan, list(params.values()), spec, autostop=True, id_chosen=False, callbacks=None, began=began
         )
 
     async def _feed(self, stream: AsyncIterable[Mapping[str, Any]], coordinator: JobControl, autostop: bool) -> None:
@@ -418,3 +455,18 @@ class Submission:
             else:
                 await self._durable.find(record.job_id)  # its state is known here when this returns
                 return outcomes
+
+
+def _every_call(_node: str, _frame: Frame) -> bool:
+    """Keep all recorded calls."""
+    return True
+
+
+def _not_recorded(job_id: str, node: str, frame: Frame, recorded: Sequence[Frame]) -> str:
+    """Return why a job cannot be forked at a frame."""
+    problem = f"no call of {node} in frame {list(frame)} is recorded of job {job_id}"
+    if not recorded:
+        return f"{problem}, and no other call of it: execute jobs with checkpoint='calls', or declare checkpoint=True"
+    if len(recorded) == 1:
+        return f"{problem}: only that in frame {list(recorded[0])} is"
+    return f"{problem}: {len(recorded)} are, from {list(recorded[0])} to {list(recorded[-1])}"

@@ -182,6 +182,7 @@ def job_info(
         accepts=accepts,
         retry_of=found.spec.retry_of,
         start_at=found.spec.start_at,
+        fork_of=found.spec.fork_of,
         waits_for=None if coordinator is None else _waits_for(coordinator, waits),
     )
 

@@ -276,6 +276,21 @@ class Job(Blocking[AsyncJob[R_co]], Generic[R_co]):
         """
         return Job(self._loop, self._wait(self._async.retry_failed(label, priority, watch)))
 
+    def fork(
+        self,
+        from_node: str,
+        frame: int | Sequence[int] | None = None,
+        accept_changes: bool = False,
+        label: str | None = None,
+        priority: int | None = None,
+        watch: bool | None = None,
+    ) -> Job[R_co]:
+        """Wait for the end, and run the job again from a node on, as a new job.
+
+        See :meth:`dfm_async.Job.fork`.
+        """
+        return Job(self._loop, self._wait(self._async.fork(from_node, frame, accept_changes, label, priority, watch)))
+
     @overload
     def first(self, place: Literal["result"]) -> Result[R_co]: ...
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Awaitable, Callable
 from dataclasses import asdict, dataclass
 from typing import Any, Final
 from urllib.parse import quote
@@ -13,12 +15,23 @@ from starlette.types import Send
 from dfm_async.errors import JobExists, PipelineError, Problem
 from dfm_async.federation.federation import Federation
 from dfm_async.language.pipeline import Pipeline, is_dfm
+from dfm_async.model.info import JobInfo
 from dfm_async.model.status import JobStatus
 from dfm_async.session.job import Job
 from dfm_async.web.access import Principal
 from dfm_async.web.endpoints import unless_disconnected
 from dfm_async.web.limits import Upload
-from dfm_async.web.requests import Cancel, Inputs, Submission, WholePipeline, flag, on_disconnect, read_after, read_body
+from dfm_async.web.requests import (
+    Cancel,
+    Fork,
+    Inputs,
+    Submission,
+    WholePipeline,
+    flag,
+    on_disconnect,
+    read_after,
+    read_body,
+)
 from dfm_async.web.responses import Refusal, answer, info_data
 from dfm_async.web.state import Handlers, State
 from dfm_async.web.streams import StreamSlot
@@ -162,17 +175,38 @@ class JobHandlers(Handlers):
 
     async def retry(self, request: Request, _send: Send) -> Response:
         """Run the failed parameter sets of a job again, as a new job of the principal that requests it."""
+        principal, job, info = await self._repeatable(request)
+        if not info.status.terminal:
+            message = f"the job is {info.status.value}: failed parameter sets can run again when it has ended"
+            raise Refusal(409, "not ended", message)
+        return await self._repeat(principal, job.retry_failed)
+
+    async def fork(self, request: Request, _send: Send) -> Response:
+        """Run a job again from a node on, as a new job of the principal that requests it."""
+        principal, job, info = await self._repeatable(request)
+        with self._state.uploads.upload(principal) as upload:
+            body = await read_body(request, self._state.limits, upload, Fork)
+        if not info.status.ended:
+            raise Refusal(409, "not ended", f"the job is {info.status.value}: it can be forked when it has ended")
+        return await self._repeat(
+            principal, functools.partial(job.fork, body.from_node, body.frame, body.accept_changes)
+        )
+
+    async def _repeatable(self, request: Request) -> tuple[Principal, Job, JobInfo]:
+        """Return the job of a request by a principal who may run it again."""
         state = self._state
         await state.authorize(request, "submit")
         principal, job, info = await state.job(request, "read")
         state.guard.check_job(principal, "send", info)
         state.streams.check_draining()
-        if not info.status.terminal:
-            message = f"the job is {info.status.value}: failed parameter sets can run again when it has ended"
-            raise Refusal(409, "not ended", message)
+        return principal, job, info
+
+    async def _repeat(self, principal: Principal, submit: Callable[..., Awaitable[Job]]) -> Response:
+        """Submit a job that repeats another one, with a priority that the principal may have."""
+        state = self._state
         priority = None if state.guard.allows(principal, "prioritize") else 0
         with state.quota.reserve(principal, slots=state.session.options.max_concurrent_jobs):
-            again = await job.retry_failed(label=principal.id, priority=priority, watch=state.page)
+            again = await submit(label=principal.id, priority=priority, watch=state.page)
             state.quota.add(principal, again)
         return answer(info_data(again.info()), 201)
 

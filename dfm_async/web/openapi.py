@@ -16,7 +16,7 @@ import dfm_async
 from dfm_async.model.status import JobStatus
 from dfm_async.results.event_codec import EVENT_NAMES
 from dfm_async.web.paging import CURSOR, STATUS_CHOICES, largest_limit
-from dfm_async.web.requests import Cancel, Inputs, Submission, WholePipeline
+from dfm_async.web.requests import Cancel, Fork, Inputs, Submission, WholePipeline
 from dfm_async.web.responses import raw_answer
 from dfm_async.web.schemas import PipelineSchema, Schema
 from dfm_async.web.state import Handlers, State
@@ -55,6 +55,7 @@ _JOB: Final[Schema] = {
         "done": _MAYBE_COUNT,
         "accepts": {"type": "boolean", "description": "whether further parameter sets are taken"},
         "retry_of": {**_MAYBE_TEXT, "description": "the job whose failed parameter sets it runs again"},
+        "fork_of": {**_MAYBE_TEXT, "description": "the job that it is a fork of"},
         "waits_for": {**_MAYBE_TEXT, "description": "what it waits for, in words"},
         "start_at": {
             "type": ["number", "null"],
@@ -129,7 +130,13 @@ def _tagged(methods: Schema) -> Schema:
 def _document(
     root: str, state: State, schemas: Mapping[str, PipelineSchema], definitions: Mapping[str, Schema]
 ) -> Schema:
-    bodies: list[type[BaseModel]] = [Submission, Inputs, Cancel, *([WholePipeline] if state.allow_pipelines else [])]
+    bodies: list[type[BaseModel]] = [
+        Submission,
+        Inputs,
+        Fork,
+        Cancel,
+        *([WholePipeline] if state.allow_pipelines else []),
+    ]
     _, own = models_json_schema([(body, "validation") for body in bodies], ref_template=_REF)
     components = {**definitions, **own["$defs"], "Job": _JOB, "Event": _EVENT, "Error": _ERROR}
     paths = {**(_PAGE if state.page else {}), **_fixed(state.limits.page_size)}
@@ -298,6 +305,7 @@ def _fixed(page_size: int) -> Schema:
         "/jobs/{job_id}/finish": _post("finishInputs", "Close the inputs: no more parameter sets will come", "202"),
         "/jobs/{job_id}/resume": _post("resumeJob", "Resume an interrupted job", "202", None, _ACCEPT_CHANGES),
         "/jobs/{job_id}/retry": _post("retryJob", "Run the failed parameter sets again, as a new job", "201"),
+        "/jobs/{job_id}/fork": _post("forkJob", "Run a job again from a node on, as a new job", "201", Fork),
         "/jobs/{job_id}/cancel": _post("cancelJob", "Cancel a job", "200", Cancel),
     }
 

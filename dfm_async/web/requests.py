@@ -138,6 +138,19 @@ class Inputs(_Body):
     last: Annotated[bool, Field(description="whether no more will come")] = False
 
 
+class Fork(_Body):
+    """Where a job is forked."""
+
+    from_node: Annotated[str, Field(min_length=1, max_length=1000, description="the first node that runs again")]
+    frame: Annotated[
+        list[Annotated[int, Field(ge=0, lt=2**63), BeforeValidator(_whole)]] | None,
+        Field(max_length=128, description="one call of it: its parameter set, and its iterations of loops"),
+    ] = None
+    accept_changes: Annotated[
+        bool, Field(description="whether recorded values are used of operations whose code has changed")
+    ] = False
+
+
 class Cancel(_Body):
     """Why a job is cancelled."""
 

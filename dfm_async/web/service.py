@@ -177,6 +177,7 @@ class Service:
             route("POST", "/jobs/{job_id}/finish", jobs.finish),
             route("POST", "/jobs/{job_id}/resume", jobs.resume),
             route("POST", "/jobs/{job_id}/retry", jobs.retry),
+            route("POST", "/jobs/{job_id}/fork", jobs.fork),
             route("POST", "/jobs/{job_id}/cancel", jobs.cancel),
         ]
 

@@ -154,6 +154,16 @@ def test_retry_runs_the_failed_sets_of_a_job_again(url: str) -> None:
     assert "job good has no failed parameter sets" in refused.stderr
 
 
+def test_fork_needs_a_store_and_numbers(url: str) -> None:
+    submit(url, "squares", "forked", {"x": 3})
+    assert invoked("attach", "forked", "--url", url).exit_code == 0
+    refused = invoked("fork", "forked", "--from-node", "square", "--url", url)
+    assert refused.exit_code != 0
+    assert "only sessions with a store record calls" in refused.stderr
+    wrong = invoked("fork", "forked", "--from-node", "square", "--frame", "0,x", "--url", url)
+    assert "--frame takes numbers, such as 0,57, not '0,x'" in wrong.stderr
+
+
 def test_what_does_not_exist_is_3(url: str) -> None:
     for name in ("attach", "logs", "cancel", "retry"):
         done = invoked(name, "nothing", "--url", url)

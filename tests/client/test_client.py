@@ -6,18 +6,28 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import aclosing
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 import httpx2
 import pytest
 
-from dfm_async import Federation, JobInfo, JobNotFound, JobStatus, OperationFailed, ParameterError, PipelineError
+from dfm_async import (
+    Federation,
+    JobInfo,
+    JobNotFound,
+    JobStatus,
+    OperationFailed,
+    ParameterError,
+    PipelineError,
+    Session,
+)
 from dfm_async.client import Client
 from dfm_async.errors import JobExists, ServiceError
 from dfm_async.events import Failure, Metrics, Progress, Result, StatusChanged
 from dfm_async.web import TokenAuthorizer
 from tests.support.pipelines import pipeline_of
-from tests.web.rig import PIPELINES, Server, gates, new_service, serving
+from tests.web.rig import PIPELINES, Server, fed, gates, new_service, serving
 
 TOKEN = "a-token-of-the-tests"
 
@@ -158,6 +168,19 @@ async def test_failed_sets_run_again_as_a_new_job(client: Client) -> None:
     again = await client.retry_failed(failed.job_id)
     assert (again.retry_of, again.sets, again.pipeline) == (failed.job_id, 2, "failing")
     assert again.job_id != failed.job_id
+
+
+async def test_a_job_of_a_store_can_be_forked(tmp_path: Path) -> None:
+    service = new_service(session=lambda: Session(fed, target="inline", store=f"sqlite:///{tmp_path}/jobs.db"))
+    async with serving(service) as server, Client(str(server.client.base_url)) as client:
+        job = await client.submit("squares", [{"x": 2}, {"x": 3}])
+        assert sorted([event.value async for event in client.results(job.job_id)]) == [4, 9]
+        fork = await client.fork(job.job_id, "square", frame=1)
+        assert (fork.fork_of, fork.sets) == (job.job_id, 1)
+        assert [event.value async for event in client.results(fork.job_id)] == [9]
+        with pytest.raises(ServiceError, match="the pipeline has no call 'cube'; its calls are: square#0") as unknown:
+            await client.fork(job.job_id, "cube")
+        assert (unknown.value.status, unknown.value.code) == (409, "refused")
 
 
 class Broken(httpx2.AsyncByteStream):

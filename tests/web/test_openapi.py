@@ -65,6 +65,7 @@ def operations() -> list[str]:
         "finishInputs",
         "resumeJob",
         "retryJob",
+        "forkJob",
         "cancelJob",
         "drawJob",
     ]
@@ -88,7 +89,7 @@ def test_all_operations_are_tried(address: str) -> None:
 def requests() -> list[tuple[str, str]]:
     """Requests that fit, and, where there is something that can be wrong, others."""
     fitting = [(name, "positive") for name in operations()]
-    wrong = ["listJobs", "readEvents", "streamEvents", "sendInputs", "cancelJob", "runPipeline"]
+    wrong = ["listJobs", "readEvents", "streamEvents", "sendInputs", "forkJob", "cancelJob", "runPipeline"]
     wrong += [f"run_{name}" for name in PIPELINES]
     return fitting + [(name, "negative") for name in wrong]
 

@@ -172,6 +172,7 @@ export class JobView {
       ["Submitted", moment(info.created)],
       ["Submitted by", info.principal],
       ["Retry of", info.retry_of && h("a", { href: `?job=${encodeURIComponent(info.retry_of)}`, "data-link": true }, info.retry_of)],
+      ["Fork of", info.fork_of && h("a", { href: `?job=${encodeURIComponent(info.fork_of)}`, "data-link": true }, info.fork_of)],
       ["Waits for", info.waits_for],
       ["Reason", info.reason],
     ].filter(([, value]) => value).map(([name, value, wrong]) =>
