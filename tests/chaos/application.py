@@ -7,14 +7,13 @@ import signal
 import sys
 from pathlib import Path
 
-from dfm_async import Session
 from tests.chaos.describe import describe
-from tests.chaos.lasting import fed, leases_expired, run, store
+from tests.chaos.lasting import leases_expired, new_session, run
 
 
 async def main(folder: Path, seed: int) -> None:
     await leases_expired(folder)
-    async with Session(fed, store=store(folder)) as session:
+    async with new_session(folder) as session:
         loop = asyncio.get_running_loop()
         loop.add_signal_handler(signal.SIGUSR1, lambda: print(describe(session), file=sys.stderr, flush=True))
         print("begun", flush=True)

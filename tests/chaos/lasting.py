@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import random
+import sqlite3
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -19,6 +21,7 @@ from dfm_async import (
     ForEach,
     Job,
     JobStatus,
+    LocalOptions,
     Pipeline,
     PlaceParam,
     Repeat,
@@ -45,48 +48,60 @@ def append(path: Path, text: str) -> None:
         os.close(file)
 
 
+def note_call(folder: str, element: int | None = None) -> None:
+    """Notes that a call begins, or that it yields an element."""
+    context = current_context()
+    frame = ".".join(map(str, context.frame))
+    append(Path(folder) / f"calls-{context.job_id}", f"{context.node} {frame} {'' if element is None else element}")
+
+
 @a.operation
 def begin(folder: str, n: int) -> int:
+    note_call(folder)
     context = current_context()
     append(Path(folder) / f"runs-{context.job_id}", str(context.frame[0]))
     time.sleep(0.01)
     return n
 
 
-@b.operation
-async def double(n: int) -> int:
+@b.operation(checkpoint=True)
+async def double(folder: str, n: int) -> int:
+    note_call(folder)
     await asyncio.sleep(0.005)
     return n * 2
 
 
-@c.operation
-def count(n: int) -> Iterator[int]:
-    for i in range(n):
+@c.operation(checkpoint=True)
+def count(folder: str, n: int, resume_from: int = 0) -> Iterator[int]:
+    for i in range(resume_from, n):
         time.sleep(0.001)
+        note_call(folder, i)
         yield i
 
 
 @c.operation
-async def block(n: int) -> np.ndarray[Any, Any]:
+async def block(folder: str, n: int) -> np.ndarray[Any, Any]:
+    note_call(folder)
     return np.full(MEBIBYTE, n % 100, dtype=np.uint8)
 
 
 functions: dict[str, Any] = {
     "begin": lambda folder, n: n,
-    "double": lambda n: n * 2,
-    "count": lambda n: iter(range(n)),
-    "block": lambda n: np.full(MEBIBYTE, n % 100, dtype=np.uint8),
+    "double": lambda folder, n: n * 2,
+    "count": lambda folder, n: iter(range(n)),
+    "block": lambda folder, n: np.full(MEBIBYTE, n % 100, dtype=np.uint8),
 }
 
 with Pipeline("lasting") as pipeline:
-    first = begin(PlaceParam("folder"), PlaceParam("n"))
-    with ForEach(count(first)) as element:
-        Yield(double(element), place="double")
+    where = PlaceParam("folder")
+    first = begin(where, PlaceParam("n"))
+    with ForEach(count(where, first)) as element:
+        Yield(double(where, element), place="double")
     with Repeat(first, times=2) as current:
-        current.next(double(current))
+        current.next(double(where, current))
     Yield(current, place="end")
-    Yield(count(first), place="count")
-    Yield(block(first), place="block")
+    Yield(count(where, first), place="count")
+    Yield(block(where, first), place="block")
 
 
 def jobs(folder: Path, seed: int) -> dict[str, dict[str, Any]]:
@@ -109,6 +124,29 @@ def store(folder: Path) -> str | PostgresStore:
     """Where the jobs are kept."""
     path = folder / DATABASE
     return PostgresStore(path.read_text(), lease=LEASE) if path.exists() else f"sqlite:///{folder}/jobs.db"
+
+
+def new_session(folder: Path) -> Session:
+    """A session that keeps jobs and checkpoints there."""
+    return Session(fed, store=store(folder), options=LocalOptions(checkpoints=str(folder / "checkpoints")))
+
+
+def recorded(folder: Path) -> set[tuple[str, str]]:
+    """The calls and elements that are recorded: by the checkpoints of their job, each as it is noted."""
+    found: set[tuple[str, str]] = set()
+    for path in (folder / "checkpoints").glob("*.sqlite"):
+        with contextlib.closing(sqlite3.connect(path)) as file:
+            for job, node, frame in file.execute("SELECT job, node, frame FROM checkpoints"):
+                found.add((job, f"{node} {frame} "))
+            for job, node, frame, start, number in file.execute("SELECT job, node, frame, first, count FROM elements"):
+                found |= {(job, f"{node} {frame} {at}") for at in range(start, start + number)}
+    return found
+
+
+def noted_calls(folder: Path, name: str) -> list[str]:
+    """What the calls of a job have noted."""
+    path = folder / f"calls-{name}"
+    return path.read_text().splitlines() if path.exists() else []
 
 
 async def leases_expired(folder: Path) -> None:

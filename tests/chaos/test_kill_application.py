@@ -8,6 +8,7 @@ import signal
 import sys
 from collections import Counter
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,19 @@ import pytest
 
 from dfm_async import Job, JobStatus, Session
 from dfm_async.events import FrameCompleted
-from tests.chaos.lasting import DATABASE, fed, functions, jobs, leases_expired, note, notes, pipeline, run, store
+from tests.chaos.lasting import (
+    DATABASE,
+    functions,
+    jobs,
+    leases_expired,
+    new_session,
+    note,
+    noted_calls,
+    notes,
+    pipeline,
+    recorded,
+    run,
+)
 from tests.chaos.left import nothing_left
 from tests.chaos.seeds import seeds
 from tests.chaos.values import comparable
@@ -24,6 +37,15 @@ from tests.reference import interpret
 from tests.support.postgres import PostgresServer
 
 BOUND = 60.0
+
+
+@dataclass
+class Left:
+    """What an application has left when it was killed."""
+
+    recorded: set[tuple[str, str]]
+    calls: dict[str, list[str]]
+    """What calls of each job have noted."""
 
 
 def total(folder: Path, seed: int) -> int:
@@ -34,7 +56,7 @@ def total(folder: Path, seed: int) -> int:
 
 async def look_on(folder: Path) -> dict[str, list[list[Any]]]:
     """Reads along from another process, until the jobs have ended, or the application that runs them has."""
-    async with Session(fed, store=store(folder)) as session:
+    async with new_session(folder) as session:
 
         async def read(job_id: str) -> list[list[Any]]:
             job = await session.reattach(job_id)
@@ -138,11 +160,15 @@ async def test_jobs_of_a_killed_application_can_be_resumed(
         server: PostgresServer = request.getfixturevalue("postgres")
         (tmp_path / DATABASE).write_text(server.url(server.new_database()))
     kills = rng.choice([1, 1, 2])
-    seen = [await run_and_kill(tmp_path, seed, rng) for _ in range(kills)]
+    seen, left = [], []
+    for _ in range(kills):
+        seen.append(await run_and_kill(tmp_path, seed, rng))
+        left.append(Left(recorded(tmp_path), {name: noted_calls(tmp_path, name) for name in jobs(tmp_path, seed)}))
     await leases_expired(tmp_path)
     async with nothing_left():
-        async with Session(fed, store=store(tmp_path)) as session:
+        async with new_session(tmp_path) as session:
             done = await check_list(tmp_path, session)
+            checkpoints = {job.job_id: job._known().spec.checkpoints for job in session.jobs()}
             before = {name: runs(tmp_path, name) for name in done}
             read = {name: len(notes(tmp_path, name)) for name in done}
             try:
@@ -157,5 +183,10 @@ async def test_jobs_of_a_killed_application_can_be_resumed(
         again = runs(tmp_path, name) - before.get(name, Counter())
         assert not (done.get(name, set()) & again.keys()), "what was done has run again"
         assert max(runs(tmp_path, name).values()) <= kills + 1
+        for found in left:
+            known = {call for job, call in found.recorded if job == checkpoints.get(name)}
+            repeated = known.intersection(noted_calls(tmp_path, name)[len(found.calls[name]) :])
+            assert not repeated, f"recorded, but called again: {repeated}"
     listed = {name: f"{len(frames)} done, {read[name]} read" for name, frames in done.items()}
-    print(f"seed {seed}: {kills} kills, then {listed}")
+    counts = [len(found.recorded) for found in left]
+    print(f"seed {seed}: {kills} kills, recorded: {counts}, then {listed}")
