@@ -395,7 +395,7 @@ def _returned(job: StreamingJob, call: Call, value: Any) -> None:
         if call.recording is None:
             job.game.complete(call.activity, value)
         else:
-            job.spawn(_record(job, call, call.recording, value))
+            _record(job, call, call.recording, value)
 
 
 async def recall(job: StreamingJob, call: Call) -> None:
@@ -425,16 +425,27 @@ async def recall(job: StreamingJob, call: Call) -> None:
     job.advance()
 
 
-async def _record(job: StreamingJob, call: Call, recording: Recording, value: Any) -> None:
+def _record(job: StreamingJob, call: Call, recording: Recording, value: Any) -> None:
     """Record the value of a call before anything that depends on it begins."""
+
+    def done(error: Exception | None) -> None:
+        if job.stopping:
+            return
+        try:
+            if error is None:
+                job.game.complete(call.activity, value)
+            else:
+                job.game.fail(call.activity, job.game.error(call.activity, error, call.attempt, cause_of(error)))
+            job.advance_soon()
+        except BaseException as bug:  # noqa: BLE001 - a bug of this library: the job would wait for ever
+            job.broken(bug)
+
     try:
         data = recording.codec.dumps(recording.codec.pack(value))
-        await recording.checkpoints.record(recording.node, recording.frame, data)
-    except (StoreError, EncodingError) as error:
-        job.game.fail(call.activity, job.game.error(call.activity, error, call.attempt, cause_of(error)))
+    except EncodingError as error:
+        done(error)
     else:
-        job.game.complete(call.activity, value)
-    job.advance()
+        recording.checkpoints.record(recording.node, recording.frame, data, done)
 
 
 def _allows(retry: RetryPolicy, error: BaseException, attempt: int) -> bool:

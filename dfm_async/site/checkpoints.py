@@ -87,15 +87,19 @@ class RecordedElements:
     ended: bool
 
 
+_Done: TypeAlias = Callable[[Any], object]
+"""Gets the result of a request, or a :class:`StoreError`, on the loop."""
+
+
 class _Write:
     """A row to insert."""
 
-    __slots__ = ("insert", "outcome", "row")
+    __slots__ = ("done", "insert", "row")
 
-    def __init__(self, insert: str, row: tuple[Any, ...]) -> None:
+    def __init__(self, insert: str, row: tuple[Any, ...], done: _Done) -> None:
         self.insert = insert
         self.row = row
-        self.outcome: Outcome[Any] = Outcome()
+        self.done = done
 
     @property
     def size(self) -> int:
@@ -106,11 +110,11 @@ class _Write:
 class _Read:
     """Something to read from the file."""
 
-    __slots__ = ("outcome", "read")
+    __slots__ = ("done", "read")
 
-    def __init__(self, read: Callable[[sqlite3.Connection], Any]) -> None:
+    def __init__(self, read: Callable[[sqlite3.Connection], Any], done: _Done) -> None:
         self.read = read
-        self.outcome: Outcome[Any] = Outcome()
+        self.done = done
 
 
 _Request: TypeAlias = _Write | _Read
@@ -141,17 +145,12 @@ class Checkpoints:
         """Return the checkpoints of a job, by a name that no other job has, not even one with the same id."""
         return JobCheckpoints(self, job)
 
-    async def carry_out(self, request: _Request) -> Any:
-        """Carry out a request with the next group.
-
-        Raises:
-            StoreError: it cannot be carried out.
-        """
+    def carry_out(self, request: _Request) -> None:
+        """Carry out a request with the next group. Its ``done`` is called when it is committed."""
         self._requests.append(request)
         if not self._working:
             self._working = True  # not the number of tasks: one that has left its loop is still counted for a moment
             self._tasks.spawn(self._work(), "checkpoints")
-        return await request.outcome.wait()
 
     async def _work(self) -> None:
         try:
@@ -162,10 +161,7 @@ class Checkpoints:
                 except Exception as error:  # noqa: BLE001 - whatever it is, no call may wait for ever
                     found = [_explained(self.path, error)] * len(group)
                 for request, outcome in zip(group, found, strict=True):
-                    if isinstance(outcome, StoreError):
-                        request.outcome.fail(outcome)
-                    else:
-                        request.outcome.settle(outcome)
+                    request.done(outcome)
         finally:
             self._working = False
 
@@ -240,13 +236,9 @@ class JobCheckpoints:
         self._all = checkpoints
         self._job = job
 
-    async def record(self, node: str, frame: Frame, data: bytes) -> None:
-        """Write the value of a call. It is committed on return.
-
-        Raises:
-            StoreError: it cannot be written.
-        """
-        await self._all.carry_out(_Write(_INSERT, (*_key(self._job, node, frame), data)))
+    def record(self, node: str, frame: Frame, data: bytes, done: Callable[[StoreError | None], object]) -> None:
+        """Write the value of a call; ``done`` is called when it is committed, or with the error if it cannot be."""
+        self._all.carry_out(_Write(_INSERT, (*_key(self._job, node, frame), data), done))
 
     async def record_elements(self, node: str, frame: Frame, first: int, count: int, data: bytes) -> None:
         """Write a batch of elements of a generator, or that it has ended, if there are none. Committed on return.
@@ -254,7 +246,8 @@ class JobCheckpoints:
         Raises:
             StoreError: it cannot be written.
         """
-        await self._all.carry_out(_Write(_INSERT_ELEMENTS, (*_key(self._job, node, frame), first, count, data)))
+        row = (*_key(self._job, node, frame), first, count, data)
+        await _outcome(lambda done: self._all.carry_out(_Write(_INSERT_ELEMENTS, row, done)))
 
     async def find(self, node: str, frame: Frame) -> bytes | RecordedElements | None:
         """Return the value of a call, or what is known of its elements, or None.
@@ -263,7 +256,7 @@ class JobCheckpoints:
             StoreError: the file cannot be read.
         """
         key = _key(self._job, node, frame)
-        found: bytes | RecordedElements | None = await self._all.carry_out(_Read(lambda file: _find(file, key)))
+        found: bytes | RecordedElements | None = await self._read(lambda file: _find(file, key))
         return found
 
     async def elements(self, node: str, frame: Frame, start: int) -> list[tuple[int, bytes]]:
@@ -273,8 +266,25 @@ class JobCheckpoints:
             StoreError: the file cannot be read.
         """
         key = (*_key(self._job, node, frame), start)
-        found: list[tuple[int, bytes]] = await self._all.carry_out(_Read(lambda file: _elements(file, key)))
+        found: list[tuple[int, bytes]] = await self._read(lambda file: _elements(file, key))
         return found
+
+    async def _read(self, read: Callable[[sqlite3.Connection], Any]) -> Any:
+        return await _outcome(lambda done: self._all.carry_out(_Read(read, done)))
+
+
+async def _outcome(begin: Callable[[_Done], None]) -> Any:
+    """Begin a request, and wait for its result."""
+    outcome: Outcome[Any] = Outcome()
+
+    def done(found: Any) -> None:
+        if isinstance(found, StoreError):
+            outcome.fail(found)
+        else:
+            outcome.settle(found)
+
+    begin(done)
+    return await outcome.wait()
 
 
 def _key(job: str, node: str, frame: Frame) -> _Key:

@@ -136,6 +136,9 @@ def recorded(folder: Path) -> set[tuple[str, str]]:
     found: set[tuple[str, str]] = set()
     for path in (folder / "checkpoints").glob("*.sqlite"):
         with contextlib.closing(sqlite3.connect(path)) as file:
+            tables = {name for (name,) in file.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
+            if not tables >= {"checkpoints", "elements"}:
+                continue  # the application was killed while it created the file
             for job, node, frame in file.execute("SELECT job, node, frame FROM checkpoints"):
                 found.add((job, f"{node} {frame} "))
             for job, node, frame, start, number in file.execute("SELECT job, node, frame, first, count FROM elements"):

@@ -6,7 +6,7 @@ import asyncio
 import multiprocessing
 import sqlite3
 import threading
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import closing
 from pathlib import Path
 
@@ -25,20 +25,23 @@ async def checkpoints(tmp_path: Path) -> AsyncIterator[Checkpoints]:
     await checkpoints.close()
 
 
-async def until(condition: Callable[[], bool]) -> None:
-    """Check a condition in every turn of the loop."""
-    while not condition():  # noqa: ASYNC110 - exactly the turn in which it becomes true
-        await asyncio.sleep(0)
+async def record(checkpoints: Checkpoints, job: str, node: str, frame: tuple[int, ...], data: bytes) -> None:
+    """Record a value, and wait until it is committed."""
+    found: asyncio.Future[StoreError | None] = asyncio.get_running_loop().create_future()
+    checkpoints.of(job).record(node, frame, data, lambda error: None if found.done() else found.set_result(error))
+    error = await found
+    if error is not None:
+        raise error
 
 
 async def test_a_request_in_the_turn_in_which_a_group_ends_is_carried_out(checkpoints: Checkpoints) -> None:
-    first = asyncio.create_task(checkpoints.of("job").record("a", (0,), b"x"))
-    await until(lambda: bool(checkpoints._requests))
-    await until(checkpoints._requests[0].outcome.done)
+    ended: asyncio.Future[StoreError | None] = asyncio.get_running_loop().create_future()
+    job = checkpoints.of("job")
+    job.record("a", (0,), b"x", lambda _: job.record("b", (0,), b"y", ended.set_result))
     async with asyncio.timeout(30):
-        await checkpoints.of("job").record("b", (0,), b"y")
-    await first
-    assert await checkpoints.of("job").find("b", (0,)) == b"y"
+        assert await ended is None
+        await record(checkpoints, "job", "c", (0,), b"z")
+    assert [await job.find(node, (0,)) for node in "abc"] == [b"x", b"y", b"z"]
 
 
 async def test_any_error_reaches_all_requests(checkpoints: Checkpoints, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -47,17 +50,17 @@ async def test_any_error_reaches_all_requests(checkpoints: Checkpoints, monkeypa
 
     with monkeypatch.context() as patch:
         patch.setattr(threading.Thread, "start", start)
-        requests = (checkpoints.of("job").record("a", (n,), b"x") for n in range(3))
+        requests = (record(checkpoints, "job", "a", (n,), b"x") for n in range(3))
         found = await asyncio.wait_for(asyncio.gather(*requests, return_exceptions=True), 30)
     assert [type(error) for error in found] == [StoreError] * 3
     assert "can't start new thread" in str(found[0])
-    await checkpoints.of("job").record("a", (0,), b"x")
+    await record(checkpoints, "job", "a", (0,), b"x")
 
 
 async def test_a_value_beyond_the_limit_fails_alone(checkpoints: Checkpoints) -> None:
-    await checkpoints.of("job").record("a", (0,), b"x")
+    await record(checkpoints, "job", "a", (0,), b"x")
     sizes = [1, 1, 2 * LIMIT, 1]
-    requests = [checkpoints.of("job").record("b", (n,), bytes(size)) for n, size in enumerate(sizes)]
+    requests = [record(checkpoints, "job", "b", (n,), bytes(size)) for n, size in enumerate(sizes)]
     found = await asyncio.gather(*requests, checkpoints.of("job").find("a", (0,)), return_exceptions=True)
     assert isinstance(found[2], StoreError)
     assert [found[0], found[1], found[3], found[4]] == [None, None, None, b"x"]
@@ -66,10 +69,10 @@ async def test_a_value_beyond_the_limit_fails_alone(checkpoints: Checkpoints) ->
 
 
 async def test_a_lock_of_another_process_is_waited_for(checkpoints: Checkpoints, tmp_path: Path) -> None:
-    await checkpoints.of("job").record("a", (0,), b"x")
+    await record(checkpoints, "job", "a", (0,), b"x")
     with closing(sqlite3.connect(tmp_path / "lab.sqlite", isolation_level=None)) as other:
         other.execute("BEGIN IMMEDIATE")
-        recording = asyncio.create_task(checkpoints.of("job").record("b", (0,), b"y"))
+        recording = asyncio.create_task(record(checkpoints, "job", "b", (0,), b"y"))
         with pytest.raises(TimeoutError):
             await asyncio.wait_for(asyncio.shield(recording), 0.2)
         other.execute("ROLLBACK")
@@ -77,10 +80,10 @@ async def test_a_lock_of_another_process_is_waited_for(checkpoints: Checkpoints,
 
 
 async def test_closing_does_not_wait_for_a_lock_of_another_process(checkpoints: Checkpoints, tmp_path: Path) -> None:
-    await checkpoints.of("job").record("a", (0,), b"x")
+    await record(checkpoints, "job", "a", (0,), b"x")
     with closing(sqlite3.connect(tmp_path / "lab.sqlite", isolation_level=None)) as other:
         other.execute("BEGIN IMMEDIATE")
-        recording = asyncio.create_task(checkpoints.of("job").record("b", (0,), b"y"))
+        recording = asyncio.create_task(record(checkpoints, "job", "b", (0,), b"y"))
         await asyncio.sleep(0)
         await asyncio.wait_for(checkpoints.close(), 30)
         with pytest.raises(StoreError, match="another process keeps the checkpoints locked"):
@@ -91,10 +94,10 @@ ROUNDS = 12
 
 
 def _open_and_record(number: int, folder: str, barrier: threading.Barrier, results: multiprocessing.Queue[str]) -> None:
-    async def record(round_: int) -> str:
+    async def record_one(round_: int) -> str:
         checkpoints = Checkpoints(f"{folder}/{round_}", "lab", LIMIT)
         try:
-            await checkpoints.of("job").record("n", (number,), b"x")
+            await record(checkpoints, "job", "n", (number,), b"x")
         except StoreError as error:
             return str(error)
         finally:
@@ -103,7 +106,7 @@ def _open_and_record(number: int, folder: str, barrier: threading.Barrier, resul
 
     for round_ in range(ROUNDS):
         barrier.wait(60)
-        results.put(asyncio.run(record(round_)))
+        results.put(asyncio.run(record_one(round_)))
 
 
 def test_processes_that_create_the_file_at_the_same_time_all_record(tmp_path: Path) -> None:
@@ -129,7 +132,7 @@ async def test_values_of_some_parameter_sets_can_be_copied_to_another_job(
 ) -> None:
     frames = [(1,), (1, 2), (10,), (10, 0, 3), (2, 1)]
     for frame in frames:
-        await checkpoints.of("old").record("n", frame, repr(frame).encode())
+        await record(checkpoints, "old", "n", frame, repr(frame).encode())
     copy(str(tmp_path), "old", "new", {1: 0, 10: 1})
     expected = {(0,): b"(1,)", (0, 2): b"(1, 2)", (1,): b"(10,)", (1, 0, 3): b"(10, 0, 3)"}
     assert {frame: await checkpoints.of("new").find("n", frame) for frame in expected} == expected
