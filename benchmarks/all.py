@@ -38,6 +38,7 @@ NAMES = (
     "worker_lost",
     "worker_memory",
     "durable_store",
+    "checkpoints",
     "disk_cache",
     "sse_readers",
     "page_weight",
