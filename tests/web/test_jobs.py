@@ -160,7 +160,8 @@ async def test_all_problems_of_a_submission_are_reported(server: Server) -> None
     found = await post("/pipelines/squares/jobs", json={"priority": "high", "colour": 3, "deadline": -1})
     assert (found.status_code, len(found.json()["problems"])) == (422, 3)
     assert await refused_fields(post("/pipelines/squares/jobs", json={"x": 3})) == [
-        "x: unknown field (the request has: params, open, job_id, priority, deadline, start_at, on_error, on_disconnect). "
+        "x: unknown field (the request has: params, open, job_id, priority, deadline, start_at, on_error, "
+        "on_disconnect). "
         'Parameters of the pipeline belong into {"params": {"x": ...}}'
     ]
     job_id = await server.submit("squares", {"x": 3})
