@@ -119,13 +119,17 @@ def _table(*heads: str, numbers: tuple[str, ...] = ()) -> Table:
 
 
 def _sites(stats: SessionStats) -> Table:
-    table = _table("site", "worker", "jobs", "memory", "lag", "state", numbers=("worker", "jobs", "memory", "lag"))
+    heads = ("site", "worker", "jobs", "running", "waiting", "memory", "lag", "state")
+    table = _table(*heads, numbers=heads[1:-1])
     for name, site in sorted(stats.sites.items()):
-        table.add_row(safe(name), "", str(site.jobs), size_text(site.memory), "", _site_state(name, site, stats))
+        calls = [str(sum(numbers)) for numbers in zip(*((w.running, w.waiting) for w in site.workers), strict=True)]
+        head = (safe(name), "", str(site.jobs), *(calls or ("", "")), size_text(site.memory), "")
+        table.add_row(*head, _site_state(name, site, stats))
         for worker in site.workers:
             lag = "" if worker.lag is None else time_text(worker.lag)
             memory = "" if worker.memory is None else size_text(worker.memory)
-            table.add_row("", str(worker.pid or ""), str(worker.jobs), memory, lag, _worker_state(worker))
+            calls = [str(worker.running), str(worker.waiting)]
+            table.add_row("", str(worker.pid or ""), str(worker.jobs), *calls, memory, lag, _worker_state(worker))
     return table
 
 

@@ -16,6 +16,8 @@ class WorkerStats(msgspec.Struct, frozen=True, kw_only=True):
         jobs: how many jobs run on it.
         memory: how many bytes of memory it uses; None where that cannot be known.
         lag: by how many seconds its loop was late when it was last measured; None if it was not.
+        running: how many calls run on it, as of its last heartbeat: about once per second while it has jobs.
+        waiting: how many calls wait on it, as of its last heartbeat: for a thread, for another worker, or for a limit.
         unresponsive: whether it has not answered for too long.
         retired: whether it ends with the last of its jobs.
         abandoned: how many calls on it have exceeded their deadline, or belong to a cancelled job, and did not return.
@@ -26,6 +28,8 @@ class WorkerStats(msgspec.Struct, frozen=True, kw_only=True):
     jobs: int
     memory: int | None = None
     lag: float | None = None
+    running: int = 0
+    waiting: int = 0
     unresponsive: bool = False
     retired: bool = False
     abandoned: int = 0

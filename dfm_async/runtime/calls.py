@@ -281,6 +281,8 @@ def _in_background(job: StreamingJob, call: Call, work: Callable[[], Any], conte
 
 
 async def _await(job: StreamingJob, call: Call, work: Callable[[], Any]) -> None:
+    resources = job.resources
+    resources.coroutines += 1
     try:
         value = await work()
     except BaseException as error:
@@ -289,6 +291,8 @@ async def _await(job: StreamingJob, call: Call, work: Callable[[], Any]) -> None
         _raised(job, call, error)
     else:
         _returned(job, call, value)
+    finally:
+        resources.coroutines -= 1
     job.advance()
 
 
@@ -350,7 +354,12 @@ async def _attempt(job: StreamingJob, call: Call) -> Any:
         if not inspect.iscoroutine(found):
             return found
         work = lambda: found  # noqa: E731
-    return await call.within_deadline(work)
+    resources = job.resources
+    resources.coroutines += 1
+    try:
+        return await call.within_deadline(work)
+    finally:
+        resources.coroutines -= 1
 
 
 async def _wait_for_permit(job: StreamingJob, call: Call, limits: CallLimits) -> None:

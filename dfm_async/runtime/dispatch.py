@@ -332,6 +332,11 @@ class Dispatcher(Generic[C]):
     # workers
 
     @property
+    def queued(self) -> int:
+        """The number of calls that have not started. Any thread may read it."""
+        return len(self._waiting)
+
+    @property
     def waiting(self) -> int:
         """The number of calls that wait because others compute."""
         busy = any(self._here.values()) or any(self._lent.values())

@@ -101,6 +101,11 @@ class Permits:
             raise DfmError(granted.error)
         return Permit(granted, functools.partial(self._send, msg.PermitReturned(number)))
 
+    @property
+    def waiting(self) -> int:
+        """The number of calls that wait. Any thread may read it."""
+        return len(self._waiting)
+
     def granted(self, message: msg.PermitGranted) -> None:
         """Handle the answer of the owner."""
         outcome = self._waiting.get(message.number)

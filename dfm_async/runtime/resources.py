@@ -105,6 +105,8 @@ class SiteResources:
             self.permits = own_permits(self.limits)
         self.useful = False
         """Whether a call was completed here."""
+        self.coroutines = 0
+        """The number of calls that run as coroutines."""
         self.tokens = 0
         """The number of values that were sent to other locations."""
         self.token_bytes = 0
@@ -128,6 +130,17 @@ class SiteResources:
             self._threads.spread = self.spread = CallSpread(
                 self.site, self._threads, self.report, self.send, self.address, self._enough_workers
             )
+
+    @property
+    def running(self) -> int:
+        """The number of calls that run in this process. Any thread may read it."""
+        return self.coroutines + (0 if self._threads is None else len(self._threads.running))
+
+    @property
+    def waiting(self) -> int:
+        """The number of calls that wait for a thread, for another worker, or for a limit. Any thread may read it."""
+        queued = 0 if self._threads is None else self._threads.queued
+        return queued + (0 if self.spread is None else self.spread.queued) + self.permits.waiting
 
     def call_completed(self) -> None:
         """Report the first call that was completed to the process that started this one."""

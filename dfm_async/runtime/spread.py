@@ -118,6 +118,11 @@ class CallSpread:
 
     # calls
 
+    @property
+    def queued(self) -> int:
+        """The number of calls that wait for a worker. Any thread may read it."""
+        return self._dispatcher.queued
+
     def take(self, call: ThreadCall, remote: RemoteCall) -> bool:
         """Take a call; return False if it is to run here at once."""
         if call.bound:

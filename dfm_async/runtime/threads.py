@@ -264,6 +264,11 @@ class Threads:
         return not self._calls.count() and not self.running
 
     @property
+    def queued(self) -> int:
+        """The number of calls that wait for a thread. Any thread may read it."""
+        return self._calls.count()
+
+    @property
     def several(self) -> bool:
         """Whether several calls have not returned."""
         return self._busy > 1

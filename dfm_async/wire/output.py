@@ -65,6 +65,8 @@ class Heartbeat(msgspec.Struct, frozen=True, tag="heartbeat", omit_defaults=True
         sent: when it was sent, on the same clock.
         tokens: the number of values that the worker has sent to other sites so far.
         token_bytes: the number of their bytes.
+        running: the number of calls that run in the worker.
+        waiting: the number of calls that wait for a thread, for another worker, or for a limit.
         bound: a job, and why it computes on one core although it could use more; None if nothing is new.
     """
 
@@ -74,6 +76,8 @@ class Heartbeat(msgspec.Struct, frozen=True, tag="heartbeat", omit_defaults=True
     sent: float = 0.0
     tokens: int = 0
     token_bytes: int = 0
+    running: int = 0
+    waiting: int = 0
     bound: tuple[str, str] | None = None
 
 

@@ -28,7 +28,8 @@ class HeartbeatThread:
     Args:
         interval: the time between two heartbeats, in seconds.
         send: is called in the thread with each of them.
-        tokens: returns, in the thread, the number of values sent to other sites so far, and their bytes.
+        counts: returns, in the thread, the number of values sent to other sites so far, and their bytes, and the number
+            of calls that run, and that wait.
         core_use: notices, in the thread, jobs that compute on one core although they could use more.
     """
 
@@ -36,12 +37,12 @@ class HeartbeatThread:
         self,
         interval: float,
         send: Callable[[Heartbeat], None],
-        tokens: Callable[[], tuple[int, int]],
+        counts: Callable[[], tuple[int, int, int, int]],
         core_use: CoreUse | None = None,
     ) -> None:
         self._interval = interval
         self._send = send
-        self._tokens = tokens
+        self._counts = counts
         self._core_use = core_use
         self._loop = asyncio.get_running_loop()
         self._thread: threading.Thread | None = None
@@ -114,7 +115,7 @@ class HeartbeatThread:
 
     def _report(self, lag: float, alive: float, *, idle: bool = False) -> None:
         bound = None if idle or self._core_use is None else self._core_use.sample()
-        self._send(Heartbeat(lag, alive, idle, time.monotonic(), *self._tokens(), bound))
+        self._send(Heartbeat(lag, alive, idle, time.monotonic(), *self._counts(), bound))
 
 
 class Watch:

@@ -214,6 +214,7 @@ class SiteWorker(PoolWorker):  # type: ignore[misc] # aiomultiprocess has no typ
         limit = math.inf if options.unresponsive_after is None else options.unresponsive_after
         self._watch = Watch(limit, self._output.when_read, self._silent, self._back)
         self.tokens = Traffic()
+        self._running = self._waiting = 0
         """What it has sent to other sites, as of its last heartbeat."""
         self._bound: dict[tuple[str, str], None] = {}
         """The jobs that compute on one core although they could use more, and why."""
@@ -307,6 +308,7 @@ class SiteWorker(PoolWorker):  # type: ignore[misc] # aiomultiprocess has no typ
         now = time.monotonic()
         self.last_heartbeat = (now, max(0.0, now - heartbeat.sent))
         self.tokens = Traffic(heartbeat.tokens, heartbeat.token_bytes)
+        self._running, self._waiting = heartbeat.running, heartbeat.waiting
         self._watch.heartbeat(heartbeat)
         if heartbeat.bound is not None:
             self.report_bound(*heartbeat.bound)
@@ -489,6 +491,8 @@ class SiteWorker(PoolWorker):  # type: ignore[misc] # aiomultiprocess has no typ
             jobs=self._jobs,
             memory=memory_of(pid),
             lag=self._watch.lag,
+            running=self._running,
+            waiting=self._waiting,
             unresponsive=self._watch.unresponsive,
             retired=self.retired,
             abandoned=self.abandoned,

@@ -203,7 +203,7 @@ class _Worker:
         self._heartbeat = None
         if setup.heartbeat is not None:
             core_use = CoreUse(lambda: [] if self._runtime is None else self._runtime.jobs)
-            self._heartbeat = HeartbeatThread(setup.heartbeat, setup.output.send, self._tokens, core_use)
+            self._heartbeat = HeartbeatThread(setup.heartbeat, setup.output.send, self._counts, core_use)
 
     async def run(
         self, table: OperationTable, config: SiteConfig, channel: Channel, known: KnownClasses | None
@@ -247,9 +247,11 @@ class _Worker:
                 peer.close()
             listener.close()
 
-    def _tokens(self) -> tuple[int, int]:
-        resources = None if self._runtime is None else self._runtime.resources
-        return (0, 0) if resources is None else (resources.tokens, resources.token_bytes)
+    def _counts(self) -> tuple[int, int, int, int]:
+        if self._runtime is None:
+            return 0, 0, 0, 0
+        found = self._runtime.resources
+        return found.tokens, found.token_bytes, found.running, found.waiting
 
     def receive(self, message: msg.Message) -> None:
         """Take a message of the application or of a peer."""

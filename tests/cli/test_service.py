@@ -118,7 +118,7 @@ def test_top_shows_what_runs_and_why_jobs_wait(url: str, tmp_path: Path) -> None
         assert process.wait(20) == 130
     table = invoked("top", "--url", url).stdout
     assert re.search(r"^0 running, 0 waiting for a slot", table)
-    assert re.search(r"^site +worker +jobs +memory +lag +state", table, re.MULTILINE)
+    assert re.search(r"^site +worker +jobs +running +waiting +memory +lag +state", table, re.MULTILINE)
     assert re.search(rf"^ +{pid} +0 ", table, re.MULTILINE)
     wrong = invoked("top", "--store", "sqlite:///jobs.db")
     assert (wrong.exit_code, wrong.stdout) == (2, "")

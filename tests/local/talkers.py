@@ -180,6 +180,11 @@ async def keeps_the_interpreter(letters: int) -> None:
 
 
 @talk.operation
+def sleeps(seconds: float) -> None:
+    time.sleep(seconds)
+
+
+@talk.operation
 async def waits() -> None:
     await asyncio.Event().wait()
 

@@ -124,6 +124,21 @@ async def test_nothing_is_reported_without_a_limit() -> None:
         await job.cancel()
 
 
+async def test_workers_report_how_many_calls_run_and_wait() -> None:
+    async with session() as found, found.health() as health:
+        sleeping = await found.execute(pipeline_of(t.sleeps, "seconds"), [{"seconds": 60}] * 20)
+        waiting = await found.execute(pipeline_of(t.waits), [{}] * 3)
+        async for sites in health:
+            workers = sites["talk"].workers
+            running, queued = (sum(getattr(worker, name) for worker in workers) for name in ("running", "waiting"))
+            if running + queued == 23:
+                break
+        assert queued >= 4
+        assert running > 3  # the coroutines, and some threads
+        await sleeping.cancel(grace=0.1)
+        await waiting.cancel(grace=0.1)
+
+
 async def test_worker_without_work_may_send_no_heartbeats() -> None:
     pipeline = yielding(lambda: t.waits_a_moment(t.pid(), 3.0))
     async with session(2.0) as found:  # a worker of a busy machine may pause for long
