@@ -1,6 +1,7 @@
 // What the page knows of one job, bounded: a job may have more events than a browser has memory.
 
 import { ended } from "./dom.js";
+import { title } from "./values.js";
 
 const RESULTS = 5000;
 const TEXT = 16_000_000;
@@ -23,7 +24,7 @@ function trim(map, most) {
 
 const indented = value => {
   const text = JSON.stringify(value, null, 2) ?? "null";
-  return text.length > ONE ? { text: text.slice(0, ONE), cut: true } : { text, cut: false };
+  return text.length > ONE ? { text: text.slice(0, ONE), cut: true, said: title(value) } : { text, cut: false };
 };
 
 export class JobModel {

@@ -1,7 +1,8 @@
 // The results of a job: a table with filters, the newest first.
 
 import { card, count, ended, h, painter, say, siteTag, table } from "./dom.js";
-import { jobPath, url } from "./service.js";
+import { get, jobPath, url } from "./service.js";
+import { picture, title } from "./values.js";
 
 const SHOWN = 200;
 const LINE = 160;
@@ -68,17 +69,20 @@ export class Results {
     return row;
   }
 
-  #value({ offset, text, cut }) {
-    const line = text.length < 4 * LINE ? text.replace(/\s*\n\s*/g, " ") : text.slice(0, 4 * LINE).replace(/\s*\n\s*/g, " ");
-    if (!cut && line.length <= LINE && !/[[{]/.test(line[0])) return h("span", { class: "one" }, line);
-    const details = h("details", {}, h("summary", { class: "one" }, line.length > LINE ? `${line.slice(0, LINE)} …` : line));
+  #value({ offset, text, cut, said }) {
+    const value = !cut && /^[[{]/.test(text) ? JSON.parse(text) : null;
+    const known = cut ? said : title(value);
+    const line = known ?? text.slice(0, 4 * LINE).replace(/\s*\n\s*/g, " ");
+    if (!cut && value === null && line.length <= LINE) return h("span", { class: "one" }, line);
+    const details = h("details", {}, h("summary", { class: known === null && "one" }, line.length > LINE ? `${line.slice(0, LINE)} …` : line));
     details.addEventListener("toggle", () => {
       if (details.childElementCount > 1) return;
-      details.append(h("pre", {}, text));
-      if (cut) {
-        const whole = url(`${jobPath(this.model.info.job_id, "/events")}?after=${offset - 1}&limit=1`);
-        details.append(h("p", {}, "It is longer: ", h("a", { href: whole }, "the whole value"), "."));
-      }
+      const json = h("pre", {}, text);
+      const show = drawn => details.append(...(drawn ? [h("div", { class: "preview" }, drawn), h("details", {}, h("summary", { class: "soft" }, "JSON"), json)] : [json]));
+      if (!cut) return show(picture(value));
+      const path = `${jobPath(this.model.info.job_id, "/events")}?after=${offset - 1}&limit=1`;
+      details.append(h("p", {}, "Shortened: ", h("a", { href: url(path) }, "the whole value"), "."));
+      return get(path).then(({ events }) => show(picture(events[0].value)), () => show(null));
     });
     return details;
   }

@@ -52,6 +52,19 @@ async def says(text: str) -> str:
 
 
 @lab.operation
+async def gives(kind: str) -> Any:
+    """Return a value, or the JSON of one."""
+    table = {"type": "pandas.DataFrame", "shape": [30, 2], "columns": ["<b>", "wind"], "dtypes": ["str", "int64"]}
+    return {
+        "array": [[x * y / 3 for x in range(30)] for y in range(30)],
+        "long": [[x * y / 7 for x in range(100)] for y in range(100)],
+        "series": {"type": "pandas.Series", "shape": [9], "name": "celsius", "values": [-1.5, None, *range(7)]},
+        "table": {**table, "index": [[0, "x"]] * 20, "rows": [["<i>", n] for n in range(20)]},
+        "image": {"type": "PIL.Image.Image", "mode": "RGB", "size": [640, 480]},
+    }[kind]
+
+
+@lab.operation
 async def count(n: int) -> AsyncIterator[int]:
     for number in range(n):
         yield number
@@ -95,6 +108,9 @@ with Pipeline("crash") as crashing:
 with Pipeline("<b>say</b>") as saying:
     Yield(says(PlaceParam("text")))
 
+with Pipeline("give") as giving:
+    Yield(gives(PlaceParam("kind")))
+
 with Pipeline("count") as counting:
     Yield(count(PlaceParam("n")))
 
@@ -102,6 +118,7 @@ PIPELINES = {
     "holding": holding,
     "breaking": breaking,
     "crashing": crashing,
+    "giving": giving,
     "saying": saying,
     "counting": counting,
     "waiting": waiting,

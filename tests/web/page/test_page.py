@@ -249,6 +249,34 @@ async def test_values_of_jobs_are_shown_as_text(server: Server, opened: Open) ->
     assert await page.locator("main img, main script, main b").count() == 0
 
 
+async def test_values_have_previews(server: Server, opened: Open) -> None:
+    kinds = {
+        "array": "30 \N{MULTIPLICATION SIGN} 30 numbers",
+        "long": "100 \N{MULTIPLICATION SIGN} 100 numbers",
+        "series": "pandas.Series, 9, celsius",
+        "table": "pandas.DataFrame, 30 \N{MULTIPLICATION SIGN} 2, <b>, wind",
+        "image": "PIL.Image.Image, RGB, 640 \N{MULTIPLICATION SIGN} 480 pixels",
+    }
+    page = await opened(await server.submit("giving", [{"kind": kind} for kind in kinds]))
+    await finished(page)
+    values = {}
+    for kind, title in kinds.items():
+        values[kind] = page.locator(".results > table > tbody > tr", has_text=title)
+        await values[kind].locator("summary").first.click()
+    for kind, size in {"array": 30, "long": 96}.items():
+        await expect(values[kind].locator("canvas")).to_have_js_property("width", size)
+        await expect(values[kind].locator(".preview td")).to_have_count(20 * 13)
+    await expect(values["long"].get_by_role("link", name="the whole value")).to_be_visible()
+    curve = values["series"].get_by_role("img", name="9 numbers from -1.5 to 6")
+    await expect(curve.locator("path")).to_have_attribute("d", re.compile("^M0.00 28.00L"))
+    await expect(values["table"].locator(".preview tbody tr")).to_have_count(20)
+    await expect(values["table"].locator(".preview tbody tr").first.locator("td")).to_have_text(['[0,"x"]', "<i>", "0"])
+    await expect(values["table"]).to_contain_text("The first 20 of 30 rows.")
+    await expect(values["image"].locator("pre")).to_contain_text('"mode": "RGB"')
+    assert await page.evaluate("document.querySelector('.results').scrollWidth <= innerWidth")
+    await sound(page, ["wcag2a", "wcag2aa"])
+
+
 async def test_drawings_are_stripped_of_scripts(opened: Open) -> None:
     page = await opened()
     opened.expected = {"inline event handler violates"}  # the policy would have stopped it, too
