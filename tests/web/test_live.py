@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import sys
 import threading
+from importlib.resources import files
 from typing import Any
 from xml.etree import ElementTree
 
@@ -12,6 +13,7 @@ import pytest
 
 from dfm_async import Pipeline, PlaceParam, Yield
 from dfm_async.web import WebLimits
+from dfm_async.web.assets import read_assets
 from tests.web.rig import Events, Sent, Server, Tokens, all_events, client_of, gates, new_service, serving, square
 
 
@@ -198,6 +200,18 @@ async def test_page_files_have_strict_headers_and_are_cached(path: str, media: s
         plain = await client.get(path, headers={"accept-encoding": "identity"})
         assert "content-encoding" not in plain.headers
         assert plain.text == answer.text
+
+
+def test_page_files_are_served_without_comments_and_with_all_their_lines() -> None:
+    sources = {file.name: file.read_text() for file in files("dfm_async.web").joinpath("page").iterdir()}
+    served = {name: asset.body.decode() for name, asset in read_assets().items()}
+    assert served.keys() == sources.keys()
+    for name, source in sources.items():
+        pairs = list(zip(source.split("\n"), served[name].split("\n"), strict=True))
+        assert all(line in ("", original.strip()) for original, line in pairs)
+        assert not [line for _, line in pairs if line.startswith(("//", "/**", "*/"))]
+        kept = [original for original, line in pairs if not line and original.strip()]
+        assert all(original.strip().startswith(("//", "/**", "*")) for original in kept), name
 
 
 async def test_the_page_is_found_without_a_slash_at_the_end(server: Server) -> None:
