@@ -304,5 +304,19 @@ def test_a_failed_job_has_its_errors_as_its_cause() -> None:
     assert "7 errors" in str(several)
 
 
+def test_a_failed_job_names_the_reason_of_its_first_error() -> None:
+    too_few = str(errors.NotEnoughReplies(1, 2, ("train#1 at west: OSError: no signal", "train#2 at east: late")))
+    failed = errors.OperationFailed("hub", "gather", "gather#3", (0,), 1, "NotEnoughReplies", too_few, "")
+    reason = "raised NotEnoughReplies: 1 of 3 calls succeeded, 2 needed: train#1 at west: OSError: no signal"
+    assert str(errors.JobFailed("j", [failed], 1)).endswith(f"gather#3 at site 'hub' (frame (0,)) {reason}")
+
+
+def test_a_remote_traceback_without_frames_is_not_repeated() -> None:
+    message = "it ended with exit code 3\nlast lines:\n  hi"
+    traceback = f"LaunchFailed: {message}\n"
+    failed = errors.OperationFailed("lab", "fit", "fit#0", (0,), 1, "LaunchFailed", message, traceback)
+    assert str(failed) == f"fit#0 at site 'lab' (frame (0,)) raised LaunchFailed: {message}"
+
+
 def test_the_package_ships_its_types() -> None:
     assert (Path(dfm_async.__file__).parent / "py.typed").exists()

@@ -105,10 +105,13 @@ def explain_cores(federation: str, pipeline: str | None, *, as_json: bool) -> It
             continue
         why = "the application" if site == "home" else stay_reason(Callee(adapter))
         workers = workers_text(sites.sites[site].workers) or str(usable_cores())
+        where = f"one process: {why}" if why else "all workers"
+        if adapter.limits and (gpus := adapter.limits.gpus) and site != "home":
+            where = why = f"processes that see {gpus} GPU{'s' * (gpus > 1)} each: gpus={gpus}"
         if as_json:
             data = {"node": node, "site": site, "workers": workers, "all_workers": not why, "why": why}
             yield safe_json(msgspec.json.encode(data))
-        rows.append((node, site, workers, f"one process: {why}" if why else "all workers"))
+        rows.append((node, site, workers, where))
     if not as_json:
         yield columns(rows)
 

@@ -10,7 +10,7 @@ import traceback
 from contextlib import redirect_stdout
 from pathlib import Path
 from types import ModuleType
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 from dfm_async.cli import Interrupted
 from dfm_async.cli.program import BadInput
@@ -20,6 +20,9 @@ from dfm_async.federation.search_path import find_package, search_first
 from dfm_async.language.pipeline import Pipeline
 
 T = TypeVar("T", Federation, Pipeline)
+
+_PACKAGE: Final = str(Path(__file__).resolve().parents[1]) + os.sep
+"""The folder of this package."""
 
 
 def find_federation(reference: str, *, compat: bool = False) -> tuple[Federation, ModuleType | None]:
@@ -47,7 +50,7 @@ def set_workers(federation: Federation, workers: str | None, idle_after: float |
 def _workers(text: str) -> int | tuple[int, int]:
     ends = [int(part) for part in text.split("-")] if re.fullmatch(r"[0-9]{1,6}(-[0-9]{1,6})?", text) else []
     if not ends or ends[0] < 1 or ends[0] > ends[-1]:
-        raise BadInput(f"--workers {text}: write a number from 1 on, or the smallest and the largest one, as in 1-8")
+        raise BadInput(f"--workers {text}: write a number, 1 or more, or the smallest and the largest one, as in 1-8")
     return ends[0] if len(ends) == 1 else (ends[0], ends[1])
 
 
@@ -157,11 +160,11 @@ def _import(name: str, target: str) -> ModuleType:
 
 
 def _import_problem(target: str, error: BaseException) -> str:
-    """Return the error with its lines in the user's files, without the frames of the import machinery."""
+    """Return the error with its lines in the user's files, without frames of imports and of this package."""
     frames = [
         frame
         for frame in traceback.extract_tb(error.__traceback__)
-        if not frame.filename.startswith("<frozen") and frame.filename not in (__file__, importlib.__file__)
+        if not frame.filename.startswith(("<frozen", _PACKAGE)) and frame.filename != importlib.__file__
     ]
     lines = [f"{target} cannot be imported: {type(error).__name__}: {error}"]
     lines += [f"  {frame.filename}:{frame.lineno}: {frame.line}" for frame in frames[-5:]]

@@ -11,3 +11,4 @@ except ImportError as error:
 with _lazy_imports(__name__):
     from dfm_async.client.client import Client as Client
     from dfm_async.client.client import ServedPipeline as ServedPipeline
+    from dfm_async.errors import ServiceError as ServiceError

@@ -108,8 +108,10 @@ class OperationFailed(DfmError):
     def __str__(self) -> str:
         attempt = f", attempt {self.attempt}" if self.attempt > 1 else ""
         where = f"{self.node} at site {self.site!r} (frame {self.frame}{attempt})"
-        head = f"{where} raised {self.type_name}: {self.message}"
-        return f"{head}\n\n{self.remote_traceback.rstrip()}" if self.remote_traceback else head
+        raised = f"{self.type_name}: {self.message}"
+        traceback = self.remote_traceback.rstrip()
+        shown = f"\n\n{traceback}" if traceback != raised.rstrip() else ""  # without frames, it adds nothing
+        return f"{where} raised {raised}" + (shown if traceback else "")
 
 
 @declared()

@@ -40,6 +40,12 @@ class JobExists(ParameterError):
         self.job_id = job_id
 
 
+def _summary(message: str) -> str:
+    """Return the first line of a message; with the first item of the list that it announces."""
+    line, *rest = message.split("\n", 2)
+    return f"{line} {rest[0].strip().removeprefix('- ')}" if rest and line.endswith(":") else line
+
+
 @declared()
 class JobFailed(DfmError):
     """A job ended with errors. ``errors`` contains the first of them, ``count`` is the number of all errors."""
@@ -49,7 +55,7 @@ class JobFailed(DfmError):
     count: int
 
     def __str__(self) -> str:
-        first = str(self.errors[0]).split("\n", 1)[0] if self.errors else "no details"
+        first = _summary(str(self.errors[0])) if self.errors else "no details"
         return f"job {self.job_id} failed with {self.count} error{'s' * (self.count != 1)}; the first: {first}"
 
     def __post_init__(self) -> None:

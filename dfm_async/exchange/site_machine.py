@@ -327,7 +327,7 @@ def launch_failure(
 
     Args:
         task: the task that it was launched for.
-        limit: how long it had to say hello, in seconds.
+        limit: how long it had to connect, in seconds.
         disconnected: why its connection has ended, if there was one.
         exited: its status, if it has exited.
         status: its status otherwise.
@@ -337,9 +337,9 @@ def launch_failure(
     elif exited is not None:
         code = exited.exit_code or 0
         how = f"by {signal_name(code)}" if code < 0 else f"with exit code {code}"
-        problem = f"it ended {how} before it said hello"
+        problem = f"it ended {how} before it connected"
     else:
-        problem = f"it did not say hello within {limit:g} s"
+        problem = f"it did not connect within {limit:g} s"
     status = exited or status
     return LaunchFailed(task.name, problem, status.exit_code, status.lines)
 

@@ -242,7 +242,7 @@ _REFUSED: Final[dict[str, tuple[str, str]]] = {
     "has no length yet": ("__len__ __length_hint__", _IN_OPERATION),
     "cannot be formatted as text": (
         "__str__ __format__",
-        _UNKNOWN + "Write an operation that formats it, and call the operation with this value; repr() shows the name.",
+        _UNKNOWN + "Write an operation that builds the text, and call it with this value; repr() shows the name.",
     ),
     "cannot be searched with 'in'": ("__contains__", _IN_OPERATION),
     "cannot be used in a calculation": (
@@ -254,7 +254,7 @@ _REFUSED: Final[dict[str, tuple[str, str]]] = {
         "__int__ __float__ __complex__ __index__ __bytes__ __fspath__ __buffer__ __array__",
         _IN_OPERATION,
     ),
-    "cannot be called": ("__call__", "only operations can. A method of a value is called in an operation."),
+    "cannot be called": ("__call__", "only operations can. Call the method in an operation."),
     "cannot be awaited": (
         "__await__ __aiter__ __anext__",
         "a pipeline waits for values itself. Remove 'await' and 'async'.",

@@ -48,7 +48,8 @@ def parse_rate(rate: object) -> float:
     found = _RATE.fullmatch(rate) if isinstance(rate, str) else None
     per_second = 0.0 if found is None else float(found[1]) / _SECONDS[found[2]]
     if not 0 < per_second < _MOST:
-        raise ValueError(f"rate must be a number of calls per s, min or h, such as '10/s' or '0.5/min', not {rate!r}")
+        wanted = "a number of calls per second, minute or hour, such as '10/s', '30/min' or '0.5/h'"
+        raise ValueError(f"rate must be {wanted}, not {rate!r}")
     return per_second
 
 
@@ -64,7 +65,7 @@ def parse_bytes(size: object) -> int:
     elif isinstance(size, str) and (found := _BYTES.fullmatch(size)) is not None:
         number = float(found[1]) * _UNITS[found[2]]
     if not 1 <= number < _MOST:
-        raise ValueError(f"memory must be a number of bytes, or a text such as '8GiB' or '500MB', not {size!r}")
+        raise ValueError(f"memory must be a number of bytes, or a string such as '8GiB' or '500MB', not {size!r}")
     return int(number)
 
 

@@ -156,17 +156,20 @@ def check_of(operation: Operation[..., Any, Any], count: int, constants: Mapping
     if plain and all(hint is Any for hint in hints):
         return None
 
-    def one(value: Any, hint: Any) -> tuple[Any, str | None]:
+    labels = [names.get(id(marker), "") for marker in markers]
+
+    def one(value: Any, hint: Any, name: str) -> tuple[Any, str | None]:
         if type(value) is hint:
             return value, None
-        return validate(hint, value if plain else plain_data(value))
+        found, wrong = validate(hint, value if plain else plain_data(value))
+        return found, wrong and f"parameter {name!r}: {wrong}"
 
     def several(value: tuple[Any, ...]) -> tuple[Any, str | None]:
-        found = [one(*pair) for pair in zip(value, hints, strict=True)]
+        found = [one(*found) for found in zip(value, hints, labels, strict=True)]
         wrong = next((wrong for _, wrong in found if wrong is not None), None)
         return tuple(part for part, _ in found), wrong
 
-    return several if count > 1 else lambda value: one(value, hints[0])
+    return several if count > 1 else lambda value: one(value, hints[0], labels[0])
 
 
 def _is_plain(operation: Operation[..., Any, Any]) -> bool:
@@ -419,7 +422,7 @@ class DirectCalls(ABC):
         if errors not in ("raise", "yield"):
             raise ValueError(f"errors must be 'raise' or 'yield', not {errors!r}")
         if concurrency is not None and (not isinstance(concurrency, int) or concurrency < 1):
-            raise ValueError(f"concurrency must be a whole number from 1 on, not {concurrency!r}")
+            raise ValueError(f"concurrency must be a whole number, 1 or more, not {concurrency!r}")
         if not iterables:
             raise TypeError("map needs at least one iterable; use session.call for one call")
         found, options = chosen(operation, "map", kwargs)

@@ -47,7 +47,7 @@ def _given(params: Any) -> list[Any]:
         return [params]
     if isinstance(params, (list, tuple)):
         return list(params)
-    wanted = "a dict is one parameter set, a list several, an async iterable a stream of them"
+    wanted = "a dict is one parameter set, a list contains several, an async iterable is a stream of them"
     hint = ": write list(...)" if hasattr(params, "__next__") else ""
     raise ParameterError([f"{wanted}, not a value of type {type(params).__name__}{hint}"])
 

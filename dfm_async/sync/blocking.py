@@ -6,7 +6,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any, Generic, TypeVar
 
 from dfm_async.base.loop_thread import LoopStopped, LoopThread
-from dfm_async.errors import SessionClosed
+from dfm_async.errors import DfmError, SessionClosed
 
 A = TypeVar("A")
 T = TypeVar("T")
@@ -28,6 +28,8 @@ def wait(loop: LoopThread, work: Coroutine[Any, Any, T]) -> T:
         else:
             problem = "the session is not connected; use 'with Session(...)'"
         raise SessionClosed(problem) from None
+    except DfmError as error:
+        raise error.with_traceback(None) from error.__cause__  # frames of the other thread explain nothing
 
 
 class Blocking(Generic[A]):

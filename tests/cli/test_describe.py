@@ -12,6 +12,23 @@ from dfm_async.cli.references import find_federation, find_pipeline
 from dfm_async.planning import Profile
 from tests.cli.rig import STATIONS, invoked, lines
 
+MODELS = """
+from dfm_async import Federation
+
+fed = Federation("models")
+lab = fed.site("lab", gpus=2)
+
+
+@lab.operation(gpus=1)
+def predict(x: float) -> float:
+    return x * 2
+
+
+@fed.pipeline
+def predictions(x: float) -> float:
+    return predict(x)
+"""
+
 
 def say(*arguments: str) -> str:
     done = invoked(*arguments)
@@ -66,6 +83,14 @@ def test_an_explanation_shows_which_calls_use_all_cores() -> None:
         ("load#0", False, True),
         ("anomaly#2", True, False),
     ]
+
+
+def test_an_explanation_of_cores_names_calls_that_need_gpus(tmp_path: Path) -> None:
+    (tmp_path / "models.py").write_text(MODELS)
+    reported = say("explain", str(tmp_path / "models.py"), "--cores")
+    assert re.search(r"predict#0 +lab +\d+ +processes that see 1 GPU each: gpus=1\n", reported)
+    (node,) = lines(say("explain", str(tmp_path / "models.py"), "--cores", "--json"))
+    assert (node["all_workers"], node["why"]) == (False, "processes that see 1 GPU each: gpus=1")
 
 
 def test_an_explanation_shows_where_each_node_runs() -> None:

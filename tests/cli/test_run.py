@@ -295,7 +295,7 @@ def test_limit_ends_a_stored_job(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "problem"),
     [
-        (("--workers", "0"), "--workers 0: write a number from 1 on"),
+        (("--workers", "0"), "--workers 0: write a number, 1 or more"),
         (("--workers", "8-1"), "the smallest and the largest one, as in 1-8"),
         (("--workers", "many"), "--workers many: write"),
         (("--workers", "2", "--target", "inline"), "--workers cannot be used with --target inline"),

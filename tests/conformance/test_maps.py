@@ -163,7 +163,7 @@ async def test_a_map_can_yield_errors_and_go_on(connect: Connect) -> None:
         assert [item.index for item in items] == list(range(90))
         assert [item.value for item in items if item.error is None] == [n for n in range(90) if n % 3 != 2 and n != 1]
         assert isinstance(items[1].error, ParameterError)
-        assert "input 1: " in str(items[1].error)
+        assert "input 1: parameter 'x': " in str(items[1].error)
         with pytest.raises(OperationFailed, match="no 2"):
             _ = items[2].value
         assert items[71].error is not None

@@ -153,12 +153,12 @@ async def test_a_launch_that_raises_fails_the_task(launcher: Launcher, problem: 
                 await executor.execute(task())
 
 
-async def test_a_program_that_does_not_say_hello_in_time_fails_the_task() -> None:
+async def test_a_program_that_does_not_connect_in_time_fails_the_task() -> None:
     argv = [sys.executable, "-S", "-c", "import signal; print('busy', flush=True); signal.pause()"]
     found = Site(argv, external_pre_init_timeout=0.5)
     async with found.executor:
         begun = time.monotonic()
-        with pytest.raises(LaunchFailed, match=r"hello within 0\.5 s") as caught:
+        with pytest.raises(LaunchFailed, match=r"connect within 0\.5 s") as caught:
             await found.run()
         assert 0.5 <= time.monotonic() - begun < PROMPT
         assert caught.value.lines == ("busy",)

@@ -82,7 +82,7 @@ def test_limits_of_a_service_are_checked_before_anything_is_added(site: Site) ->
     ("options", "problem"),
     [
         ({"limit": 0}, "limit must be a whole number, 1 or more, not 0"),
-        ({"rate": "10"}, "rate must be a number of calls per s, min or h, such as '10/s'"),
+        ({"rate": "10"}, "rate must be a number of calls per second, minute or hour, such as '10/s'"),
         ({"limit": 1, "key": "client"}, r"key='client' is not a parameter of operation 'act' \(it has: customer, x\)"),
         ({"key": "customer"}, "has no effect without limit= or rate="),
         ({"gpus": 3}, "operation 'act' of site 'lab' needs gpus=3, and the site has 2. Ask for fewer, or state"),

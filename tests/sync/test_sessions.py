@@ -163,6 +163,14 @@ def test_errors_of_operations_are_raised(session: Session) -> None:
         session.call(picky)  # type: ignore[call-overload]
 
 
+def test_the_traceback_of_an_error_has_no_frames_of_the_event_loop(session: Session) -> None:
+    with pytest.raises(OperationFailed) as caught:
+        session.call(picky, 2)
+    files = {Path(frame.path).parent.name for frame in caught.traceback[1:]}
+    assert files == {"sync"}
+    assert isinstance(caught.value.__cause__, ValueError)
+
+
 def test_job_yields_results_and_waits(session: Session) -> None:
     job = session.execute(report, [{"day": 2}, {"day": 3}])
     assert {result.value for result in job} == {1, 2}
