@@ -278,7 +278,10 @@ async def test_wrong_parameters_are_refused_before_anything_runs(session: Sessio
         ([{"day": "mon"}, {}], "set 1: missing"),
         ([3], "a parameter set is a dict"),
         ("mon", "a dict is one parameter set.*, not a value of type str$"),
-        (({"day": day} for day in ["mon"]), r"a list contains several.*, not a value of type generator: write list\(...\)$"),
+        (
+            ({"day": day} for day in ["mon"]),
+            r"a list contains several.*, not a value of type generator: write list\(...\)$",
+        ),
     ]:
         with pytest.raises(ParameterError, match=message):
             await session.execute(pipeline, params)  # type: ignore[arg-type]
