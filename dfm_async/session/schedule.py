@@ -98,14 +98,7 @@ class Schedule(ClosableIterator, Generic[R]):
         overlap: Literal["allow", "skip"],
         owner: ScheduleOwner[R],
     ) -> None:
-        if not isinstance(name, str) or _NAME.fullmatch(name) is None:
-            problem = f"the name of a schedule has 1 to 100 letters, digits or . _ ~ -, not {name!r}"
-            raise ValueError(f"{problem}: it becomes a part of job ids")
-        if overlap not in ("allow", "skip"):
-            raise ValueError(f"overlap must be 'allow' or 'skip', not {overlap!r}")
-        if not (params is None or callable(params) or isinstance(params, Mapping | Sequence)):
-            problem = "a function of the time of the tick that returns them"
-            raise TypeError(f"params must be one parameter set, a list of them, or {problem}, not {params!r}")
+        _check(name, params, overlap)
         self.name = name
         self.label = f"schedule {name}"
         self._timetable = timetable
@@ -231,17 +224,33 @@ class Schedule(ClosableIterator, Generic[R]):
             return
         try:
             params = self._params(self._moment(tick)) if callable(self._params) else self._params
-            job = await self._owner.execute(plan, params or {}, job_id, self.label)
-        except SessionClosed:
-            raise
-        except JobExists:  # started elsewhere, by other code or with other parameters
-            job = await self._owner.reattach(job_id)
-        except DfmError as error:
-            _log.error("job %s was not started: %s", job_id, error, extra={"job": job_id})
-            return
         except Exception:  # noqa: BLE001 - of the user's function
             _log.exception("job %s was not started: its parameters cannot be made", job_id, extra={"job": job_id})
+            return
+        try:
+            job = await self._job(plan, params or {}, job_id)
+        except SessionClosed:
+            raise
+        except DfmError as error:
+            _log.error("job %s was not started: %s", job_id, error, extra={"job": job_id})
             return
         self._last_job = job
         self._jobs.append(job)
         self._changed.notify()
+
+    async def _job(self, plan: Plan[R], params: ParameterSets, job_id: str) -> Job[R]:
+        try:
+            return await self._owner.execute(plan, params, job_id, self.label)
+        except JobExists:  # started elsewhere, by other code or with other parameters
+            return await self._owner.reattach(job_id)
+
+
+def _check(name: object, params: object, overlap: object) -> None:
+    if not isinstance(name, str) or _NAME.fullmatch(name) is None:
+        problem = f"the name of a schedule has 1 to 100 letters, digits or . _ ~ -, not {name!r}"
+        raise ValueError(f"{problem}: it becomes a part of job ids")
+    if overlap not in ("allow", "skip"):
+        raise ValueError(f"overlap must be 'allow' or 'skip', not {overlap!r}")
+    if not (params is None or callable(params) or isinstance(params, Mapping | Sequence)):
+        problem = "a function of the time of the tick that returns them"
+        raise TypeError(f"params must be one parameter set, a list of them, or {problem}, not {params!r}")

@@ -21,7 +21,7 @@ from dfm_async.engine.target import Target
 from dfm_async.errors import DfmError, JobNotFound, StoreError
 from dfm_async.federation.federation import Federation
 from dfm_async.language.pipeline import Pipeline
-from dfm_async.model.checks import check_number, moment
+from dfm_async.model.checks import check_number, moment, unexpected
 from dfm_async.model.flare import FlareOptions
 from dfm_async.model.ids import JobId
 from dfm_async.model.info import JobInfo
@@ -514,14 +514,23 @@ class Session(DirectCalls):
             options: options of :meth:`execute` for all jobs.
 
         Raises:
-            TypeError: neither ``cron`` nor ``every`` is given, or both are.
+            TypeError: neither ``cron`` nor ``every`` is given, or both are; or there is no such option.
             ValueError: one of the options is invalid.
             ImportError: the extra ``schedule`` is not installed.
         """
         self._supervisor.check_open()
-        from dfm_async.session.schedule import Schedule, ScheduleOwner  # only here: few programs have one
+        from dfm_async.session.schedule import Schedule, ScheduleOptions, ScheduleOwner  # few programs have one
         from dfm_async.session.timetables import timetable
 
+        for option in options:
+            if option not in ScheduleOptions.__annotations__:
+                raise TypeError(f"schedule() {unexpected(option, ScheduleOptions.__annotations__)}")
+        JobSpec(  # which refuses invalid values now, and not at the first tick
+            on_error=options.get("on_error", "continue"),
+            window=options.get("concurrency") or FRAME_WINDOW,
+            deadline=options.get("deadline"),
+            checkpoint=options.get("checkpoint", "marked"),
+        )
         owner: ScheduleOwner[R] = ScheduleOwner(
             prepare=lambda: self._planned(pipeline),
             check=self._submission.check_params,

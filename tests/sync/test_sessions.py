@@ -537,5 +537,4 @@ def test_schedules_have_blocking_jobs(session: Session) -> None:
         assert job.wait() is JobStatus.FINISHED
         assert schedule.last_job is not None
         assert "'often'" in repr(schedule)
-    assert schedule.next_at is None
-    list(schedule)  # it ends
+    assert len(list(schedule)) <= 1  # it ends

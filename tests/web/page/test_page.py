@@ -99,6 +99,19 @@ async def test_jobs_are_listed_page_by_page_and_filtered_by_the_service(tmp_path
         assert sum("principal=bob" in url for url in asked) == 3
 
 
+async def test_job_that_starts_later_shows_when(server: Server, opened: Open) -> None:
+    answer = await server.client.post(
+        "/pipelines/holding/jobs", json={"params": {"n": 1, "name": "later"}, "start_at": 4102444800}
+    )
+    job_id = answer.json()["job_id"]
+    page = await opened(job_id)
+    await expect(row(page, job_id)).to_contain_text("starts at")
+    facts = page.locator("dl div", has_text="Starts at")
+    await expect(facts.locator("dd")).to_contain_text("Jan 1")
+    await expect(page.locator("dl div", has_text="Waits for")).to_contain_text("its start at 2100-01-01T00:00:00Z")
+    await server.client.post(f"/jobs/{job_id}/cancel", json={})
+
+
 async def test_a_site_shows_which_calls_wait_for_which_limit(server: Server, opened: Open) -> None:
     page = await opened()
     job_id = await server.submit("waiting", [{"x": x, "name": "turn"} for x in range(3)])
