@@ -54,7 +54,7 @@ def install(session: nox.Session, *groups: str, project: str = ".", locked: bool
     session.install("-q", *lock, "-e", project, *nox.project.dependency_groups(PROJECT, *groups), env=env)
 
 
-BROWSER = {"chromium": "chromium fonts-liberation", "curl": "curl"}
+BROWSER = {"chromium": "chromium fonts-liberation", "curl": "curl", "firefox-esr": "firefox-esr"}
 DATABASE = {"pg_ctlcluster": "postgresql"}
 NETWORK = {"ip": "iproute2", "nsenter": "util-linux", "unshare": "util-linux"}
 """Programs that tests need, with the Debian packages that contain them."""
@@ -64,6 +64,8 @@ def install_programs(session: nox.Session, programs: dict[str, str]) -> None:
     """Install system programs where possible; tests that need a missing program fail with a message."""
     chromium = ("chromium-browser", "google-chrome", "google-chrome-stable")
     found = {"chromium"} if "DFM_CHROMIUM" in os.environ or any(map(shutil.which, chromium)) else set()
+    if "DFM_FIREFOX" in os.environ or shutil.which("firefox"):
+        found.add("firefox-esr")
     missing = [name for name in programs if name not in found and shutil.which(name) is None]
     if not missing:
         return

@@ -22,8 +22,8 @@ export class Timeline {
     this.note = h("span", { class: "soft" });
     this.body = h("tbody");
     this.fold = h("details", { class: "fold", ontoggle: () => this.#list() }, h("summary", {}, "The same as a table"),
-      h("div", { class: "scroll", tabindex: 0, role: "group", "aria-label": "Calls" },
-        table(["Site", "Node", "Frame", "#Attempt", "#Start", "#Waited", "#Took", "Outcome"], this.body, "Calls, the newest first")));
+      h("div", { class: "scroll calls", tabindex: 0, role: "group", "aria-label": "Calls" },
+        table(["Node", "#Attempt", "#Start", "#Waited", "#Took", "Outcome"], this.body, "Calls, the newest first")));
     this.card = card("Timeline", [this.note], h("div", { class: "time", tabindex: 0, role: "group", "aria-label": "Calls over time" }, this.canvas, this.tip), this.fold);
     this.card.hidden = true;
     this.paint = painter(() => this.#paint(), 400);
@@ -174,7 +174,7 @@ export class Timeline {
     const from = calls.reduce((first, call) => Math.min(first, queued(call)), Infinity);
     calls.sort((one, other) => other.start - one.start);
     this.body.replaceChildren(...calls.slice(0, LISTED).map(call => h("tr", {},
-      h("td", {}, siteTag(call.site, this.color(call.site))), h("td", {}, call.node), h("td", { class: "mono" }, call.frame),
+      h("td", { class: "how" }, call.node, h("small", { class: "soft" }, siteTag(call.site, this.color(call.site)), ` frame ${call.frame}`)),
       h("td", { class: "num" }, String(call.attempt)), h("td", { class: "num" }, `+${duration(call.start - from)}`),
       h("td", { class: "num" }, call.waited > 0 ? duration(call.waited) : "–"), h("td", { class: "num" }, duration(call.end - call.start)), h("td", { class: call.failed ? "bad" : "" }, call.failed ? "failed" : "done"))));
   }
