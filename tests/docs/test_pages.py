@@ -34,7 +34,6 @@ NOT_RUN = {
     ("going-distributed.md", "stations.py"): "is imported at the site that names its classes",
     ("web.md", "one_square"): "runs by its route",
     ("web.md", "small"): "shows how it is made",
-    ("README.md", "app"): "is what a server is given; docs/web.md runs the same",
 }
 """What a page defines and does not name again, with the reason why that is enough."""
 
