@@ -47,7 +47,9 @@ with _lazy_imports(__name__, moved=_MOVED):
     from dfm_async.language.builder import If as If
     from dfm_async.language.builder import PlaceParam as PlaceParam
     from dfm_async.language.builder import Repeat as Repeat
+    from dfm_async.language.builder import Sleep as Sleep
     from dfm_async.language.builder import TryFromCache as TryFromCache
+    from dfm_async.language.builder import Wait as Wait
     from dfm_async.language.builder import Yield as Yield
     from dfm_async.language.builder import collect as collect
     from dfm_async.language.builder import gather as gather

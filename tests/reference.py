@@ -76,6 +76,8 @@ class Outcome:
     lost: list[tuple[str, Frame]] = field(default_factory=list)
     errors: list[tuple[str, Frame]] = field(default_factory=list)
     handled: list[tuple[str, Frame]] = field(default_factory=list)
+    events: list[tuple[int, str]] = field(default_factory=list)
+    """The events that are taken: the parameter set and the name."""
 
 
 _COMPARE = {
@@ -165,6 +167,11 @@ class Reference:
                     env[statement.id] = self.collect(statement, env, label, frame)
                 case statements.GatherStatement():
                     env[statement.id] = self.gather(statement, env, label, frame)
+                case statements.WaitStatement():
+                    env[statement.id] = self.wait(statement, env, label, frame)
+                case statements.SleepStatement():
+                    seconds = self.evaluate(statement.seconds, env, label, frame, self.handling.value(statement.id))
+                    env[statement.id] = seconds if isinstance(seconds, Fail) else None
                 case statements.ChoiceStatement():
                     env[statement.id] = cond = env[("branch", statement.branch)]  # type: ignore[index]
                     if not isinstance(cond, Fail):
@@ -197,6 +204,19 @@ class Reference:
             self.fail((label, frame), self.handling.value(statement.id))
             return Fail()
         return Replies(good, [FailureInfo("", "", "", (), "", "")] * (len(values) - len(good)))
+
+    def wait(self, statement: statements.WaitStatement, env: dict[int, Any], label: str, frame: Frame) -> Any:
+        """Nobody sends an event whose name begins with "never"; the value of others follows from the name."""
+        handled = statement.fallback is not None or self.handling.value(statement.id)
+        if statement.timeout is not None:
+            seconds = self.evaluate(statement.timeout, env, label, frame, handled)
+            if isinstance(seconds, Fail):
+                return seconds
+        if not statement.event.startswith("never"):
+            self.outcome.events.append((frame[0], statement.event))
+            return value_of(statement.event)
+        self.fail((label, frame), handled)
+        return Fail() if statement.fallback is None else self.value(statement.fallback, env)
 
     def spoil(self, body: tuple[statements.Statement, ...], env: dict[int, Any], fail: Fail) -> None:
         """Nothing of a branch runs, because of an error: so it is with the values of its loop's elements."""
@@ -345,6 +365,11 @@ def _of_this_loop(body: tuple[statements.Statement, ...]) -> Iterator[statements
             yield from _of_this_loop(statement.body)
 
 
+def value_of(event: str) -> int:
+    """Return the value that every event of a name has."""
+    return len(event) + sum(map(ord, event)) % 5
+
+
 def interpret(pipeline: Pipeline, functions: Mapping[str, Callable[..., Any]], sets: list[dict[str, Any]]) -> Outcome:
     """Runs a pipeline for all parameter sets."""
     whole = Outcome()
@@ -365,4 +390,5 @@ def interpret(pipeline: Pipeline, functions: Mapping[str, Callable[..., Any]], s
         whole.lost += reference.outcome.lost
         whole.errors += reference.outcome.errors
         whole.handled += reference.outcome.handled
+        whole.events += reference.outcome.events
     return whole

@@ -24,6 +24,7 @@ from dfm_async.federation.federation import Federation
 from dfm_async.model.events import (
     Activity,
     Event,
+    EventSent,
     Failure,
     FailureHandled,
     FrameCompleted,
@@ -31,6 +32,9 @@ from dfm_async.model.events import (
     Progress,
     Result,
     StatusChanged,
+    WaitBegan,
+    WaitEnded,
+    WorkerNotice,
 )
 from dfm_async.model.info import JobInfo
 from dfm_async.model.job_filter import JobFilter
@@ -301,7 +305,15 @@ def _line(event: Event) -> str:
             step = "" if event.step is None else f" step {event.step}"
             numbers = " ".join(f"{name}={value}" for name, value in event.values.items())
             text = f"metrics   {event.site} {event.node} [{frame_text(event.frame)}]{step} {numbers}"
-        case _:
+        case WaitBegan():
+            what = f"for event {event.name!r}" if event.name else "for a time"
+            until = "" if event.until is None else f" until {_time(event.until)}"
+            text = f"waits     {event.node} [{frame_text(event.frame)}] {what}{until}"
+        case EventSent():
+            text = f"event     {event.name!r} [{frame_text(event.frame)}] {value_text(event.value)[:200]}"
+        case WaitEnded():
+            text = f"goes on   {event.node} [{frame_text(event.frame)}] by {event.by}"
+        case WorkerNotice():
             text = f"worker    {event.site} {event.kind}: {event.detail}"
     return safe(text).replace("\n", "\\n")
 

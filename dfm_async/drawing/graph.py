@@ -27,9 +27,8 @@ class Node(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         id: the label that events use as ``node``.
         kind: as in the JSON of a pipeline ("call", "yield", "for_each", "repeat", "if", "try_from_cache", "collect",
-            "choice"),
-            or "parameter".
-        text: what it is called: an operation, a place, a condition, a parameter.
+            "choice", "gather", "wait", "sleep"), or "parameter".
+        text: what it is called: an operation, a place, a condition, a parameter, an event, a time.
         site: where it runs; empty if that is not decided, and for parameters.
         why: why it runs there.
         block: the id of the node whose block it is in; None outside all blocks.

@@ -99,7 +99,7 @@ def clipped(text: str, most: int = 30) -> str:
 
 
 _MARGIN = 16.0
-_WORDS = {"yield": "yield", "parameter": "parameter", "if": "if"}
+_WORDS = {"yield": "yield", "parameter": "parameter", "if": "if", "wait": "wait", "sleep": "sleep"}
 _FORBIDDEN = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 _NO_MARKS: Mapping[str, str] = {}
 

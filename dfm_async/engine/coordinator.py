@@ -5,18 +5,22 @@ from __future__ import annotations
 import asyncio
 import functools
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final, Protocol
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from time import time as now
+from typing import Any, Final, Literal, Protocol
 
 from dfm_async.base.signals import Signal
 from dfm_async.base.suspension import DeadlineTimer, suspension
 from dfm_async.base.timers import Timer
 from dfm_async.engine import machine as do
+from dfm_async.engine import waits as do_wait
 from dfm_async.engine.frames import Answer, Batch, FrameLedger, IncomingSets, Row
 from dfm_async.engine.intake import Intake, LoggedErrors, Values, rebuild
 from dfm_async.engine.machine import JobMachine, Phase, StopOutcome
-from dfm_async.errors import DfmError, EncodingError, WorkerLost
-from dfm_async.model.events import Failure, NoticeKind, WorkerNotice
+from dfm_async.engine.waits import EVENTS_KEPT, WAITS_SHOWN, WaitEvent, WaitLedger, check_event, read_event
+from dfm_async.errors import DfmError, EncodingError, ParameterError, WorkerLost
+from dfm_async.model.checks import FINITE, is_number
+from dfm_async.model.events import EventSent, Failure, NoticeKind, WaitBegan, WaitEnded, WorkerNotice
 from dfm_async.model.ids import JobNumber
 from dfm_async.model.stats import Traffic
 from dfm_async.model.status import JobStatus
@@ -120,6 +124,12 @@ class Coordinator:
         self._pending: deque[do.Effect] | None = None
         self._recorded = spec.stored and (spec.retry_of or spec.fork_of) is not None
         """Whether calls of the job may have been recorded, because it, or the job that it repeats, ran before."""
+        self._waits = WaitLedger(keep=may_rerun)
+        self._unsent: deque[tuple[int, do_wait.Reply]] | None = None
+        """The answers to waits that are sent when the journal has them: the offset of the event, and the answer."""
+        self._alarm: Timer | None = None
+        self._epoch: float | None = None
+        """What the loop's clock has to be increased by to get seconds since 1970."""
         record.log.owner = self
         record.execution = self.machine
 
@@ -167,6 +177,7 @@ class Coordinator:
             log_full=log.full,
             readers=log.readers,
             idle=self.accepts and not frames.open and not frames.waiting,
+            waits=self._waits.waiting(WAITS_SHOWN),
         )
 
     @property
@@ -179,11 +190,16 @@ class Coordinator:
         """How each location stopped, if the job was stopped."""
         return {str(self.plan.locations[at]): how.value for at, how in self.machine.outcomes.items()}
 
-    def resume(self, rows: Mapping[int, Row], added: int, seen: Seen, failed: LoggedErrors) -> None:
+    def resume(
+        self, rows: Mapping[int, Row], added: int, seen: Seen, failed: LoggedErrors, waits: Iterable[WaitEvent] = ()
+    ) -> None:
         """Begin where an earlier run has ended: with the ``rows`` that were not done, of ``added`` in all.
 
-        ``seen`` and ``failed`` are their results and errors that the log has.
+        ``seen`` and ``failed`` are their results and errors that the log has, ``waits`` its events about waits.
         """
+        for event in waits:
+            if event.frame[0] in rows:
+                self._waits.logged(event)
         self._recorded = True
         self.frames.resume(rows, added)
         self._intake.resume(seen, failed)
@@ -251,6 +267,117 @@ class Coordinator:
         if len(rows) == 1:
             return self._codec.payload([[rows[0][name] for name in names]])
         return self._codec.payload([[row[name] for name in names] for row in rows])
+
+    # events and times
+
+    @property
+    def _now(self) -> float:
+        """The time in seconds since 1970. While the job runs it advances as the clock of the loop does."""
+        passed = asyncio.get_running_loop().time()
+        if self._epoch is None:
+            self._epoch = now() - passed
+        return self._epoch + passed
+
+    async def send_event(self, name: str, value: str, frame: int | None) -> None:
+        """Send an event, with a value as JSON, to a parameter set; None: to the only one.
+
+        Raises:
+            ParameterError: the set does not take it.
+        """
+        self.take_event(name, value, frame)
+
+    def take_event(self, name: str, value: str, frame: int | None) -> None:
+        """Do the same at once."""
+        if self.machine.phase in (Phase.STOPPING, Phase.ENDED):
+            raise ParameterError([f"job {self.record.job_id} takes no event {name!r}: it has ended, or is about to"])
+        index = self._set_for(name, frame)
+        found, value = read_event(name, value)
+        if self._waits.is_full(index):
+            kept = f"parameter set {index} has {EVENTS_KEPT:,} events that were not taken, which is the limit"
+            raise ParameterError([f"event {name!r} cannot be kept: {kept}"])
+        sent, log = self._now, self.record.log
+        self.record.add(EventSent(log.end, (index,), name, found, sent), len(value))
+        self._carry_out_waits(self._waits.send(index, name, value, sent))
+        log.changed.notify()
+        if log.full:
+            self.log_is_full()
+
+    def _set_for(self, name: str, frame: int | None) -> int:
+        """Return the parameter set that an event goes to."""
+        frames = self.frames
+        check_event(self.plan, name)
+        if frame is None:
+            if frames.added != 1:
+                has = f"has {frames.added:,} parameter sets: choose one for event {name!r} by frame="
+                raise ParameterError([f"job {self.record.job_id} {has}"])
+            frame = 0
+        if not 0 <= frame < frames.added:
+            raise ParameterError([f"there is no parameter set {frame} for event {name!r}: there are {frames.added:,}"])
+        if frame < frames.opened and frame not in frames.open:
+            raise ParameterError([f"parameter set {frame} takes no event {name!r}: it is done"])
+        return frame
+
+    def _wait_requested(self, message: msg.WaitRequest) -> None:
+        named = self.plan.waits.get(message.node) == (message.event, self.plan.locations[message.at])
+        timed = is_number(message.seconds, most=FINITE) if message.seconds is not None else bool(message.event)
+        in_flight = bool(message.frame) and message.frame[0] in self.frames.open
+        if self.machine.phase is Phase.RUNNING and named and timed and in_flight:
+            found = message.at, message.node, message.frame, message.event, message.seconds
+            self._carry_out_waits(self._waits.begin(*found, self._now))
+            self.record.log.changed.notify()
+        self._used_credit(message.at, 1, 0)
+
+    def _carry_out_waits(self, effects: Iterable[do_wait.Effect]) -> None:
+        record, log = self.record, self.record.log
+        for effect in effects:
+            site = self.plan.sites_at[effect.at]
+            match effect:
+                case do_wait.Begun():
+                    record.add(WaitBegan(log.end, effect.frame, site, effect.node, effect.event, effect.until))
+                case do_wait.Over():
+                    by: Literal["event", "time"] = "time" if effect.value is None else "event"
+                    record.add(WaitEnded(log.end, effect.frame, site, effect.node, effect.event, by))
+                case do_wait.Reply():
+                    self._answer_wait(effect)
+        record.changed()
+        self._set_alarm()
+
+    def _answer_wait(self, reply: do_wait.Reply) -> None:
+        """Let a statement go on, when it is safe that it will get the same if it runs again."""
+        record = self.record
+        if record.journal is None or record.log.readable == record.log.end:
+            self._send(reply.at, msg.WaitAnswer(record.number, reply.at, reply.node, reply.frame, reply.value))
+            return
+        if self._unsent is None:
+            self._unsent = deque()
+            record.on_written = self._written
+        self._unsent.append((record.log.end, reply))
+
+    def _written(self, end: int) -> None:
+        while self._unsent and self._unsent[0][0] <= end:
+            _, reply = self._unsent.popleft()
+            self._send(reply.at, msg.WaitAnswer(self.record.number, reply.at, reply.node, reply.frame, reply.value))
+
+    def _set_alarm(self) -> None:
+        due = self._waits.due()
+        if self._alarm is None:
+            if due is None:
+                return
+            self._alarm = Timer(self._time_over)
+        self._alarm.set(None if due is None else due - (self._now - asyncio.get_running_loop().time()))
+
+    def _time_over(self) -> None:
+        due = self._waits.due()
+        if due is not None:  # what is due now is over, whatever floating-point numbers make of it
+            self._carry_out_waits(self._waits.expire(max(due, self._now)))
+            self.record.log.changed.notify()
+
+    def _end_waits(self) -> None:
+        self._waits.clear()
+        self._unsent = self.record.on_written = None
+        if self._alarm is not None:
+            self._alarm.cancel()
+            self._alarm = None
 
     # messages from and to other jobs
 
@@ -402,6 +529,7 @@ class Coordinator:
             self._deadline.cancel()
             self._deadline = None
         self._clear_grace()
+        self._end_waits()
         record.sets, record.done = self.frames.added, self.frames.opened - len(self.frames.open)
         if self._room is not None:
             self._room.notify()
@@ -469,6 +597,10 @@ class Coordinator:
 
     def _requeue(self, effect: do.Requeue) -> None:
         self._clear_grace()
+        self._waits.restart()
+        self._set_alarm()
+        if self._unsent is not None:
+            self._unsent.clear()  # the statements ask again
         self._recorded = self._recorded or effect.restarted
         if effect.restarted and self.record.activity is not None:
             self.record.activity.restarted()
@@ -553,6 +685,8 @@ class Coordinator:
     def _sets_done(self, effect: do.FramesDone) -> None:
         for index in effect.indexes:
             self._intake.frame_done(index)
+            if self._waits:
+                self._waits.done(index)
         self.record.log.changed.notify()
         self.record.changed()
         if self.record.log.full:
@@ -584,6 +718,7 @@ _HANDLERS: Final[dict[type, Callable[[Coordinator, Any], None]]] = {
     msg.EventsMade: Coordinator._events_made,  # noqa: SLF001
     msg.CallsMade: Coordinator._calls_made,  # noqa: SLF001
     msg.SpansMade: Coordinator._spans_made,  # noqa: SLF001
+    msg.WaitRequest: Coordinator._wait_requested,  # noqa: SLF001
     msg.ObjectsBuilt: lambda job, found: job._carry_out(job.machine.objects_built(found.at)),  # noqa: SLF001
     msg.ObjectsClosed: lambda job, found: job._carry_out(job.machine.objects_closed(found.at)),  # noqa: SLF001
     msg.FramesDone: lambda job, found: job._carry_out(job.machine.frames_done(found.frames, found.at)),  # noqa: SLF001

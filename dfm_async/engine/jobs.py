@@ -10,6 +10,7 @@ from typing import Any, Final, Generic, Protocol, TypeVar
 
 from dfm_async.engine.frames import Row
 from dfm_async.engine.intake import LoggedErrors
+from dfm_async.engine.waits import WaitEvent
 from dfm_async.model.job_spec import JobSpec
 from dfm_async.model.options import LocalOptions
 from dfm_async.model.stats import Traffic
@@ -88,7 +89,12 @@ class JobControl(Protocol):
     async def room(self) -> None:
         """Wait until there is room for a further parameter set, or the job takes none any longer."""
 
-    def resume(self, rows: Mapping[int, Row], added: int, seen: Seen, failed: LoggedErrors) -> None:
+    async def send_event(self, name: str, value: str, frame: int | None) -> None:
+        """Send an event, with a value as JSON, to a parameter set; None: to the only one."""
+
+    def resume(
+        self, rows: Mapping[int, Row], added: int, seen: Seen, failed: LoggedErrors, waits: Iterable[WaitEvent] = ()
+    ) -> None:
         """Begin where an earlier run has ended."""
 
     def on_end(self, call: Callable[[Any], None]) -> None:

@@ -5,6 +5,7 @@ The pipeline under construction is found by a context variable, so that two task
 
 from __future__ import annotations
 
+import builtins
 import inspect
 from collections.abc import AsyncIterable, Callable, Iterable, Mapping
 from pathlib import Path
@@ -17,6 +18,7 @@ from dfm_async.errors import PipelineError, PlaceholderError, Problem
 from dfm_async.language import expressions as ex
 from dfm_async.language import statements as st
 from dfm_async.language.current import current_builder
+from dfm_async.language.event_types import schema_of
 from dfm_async.model.checks import FINITE, is_number
 from dfm_async.model.constants import fresh
 from dfm_async.model.info import FailureInfo
@@ -473,6 +475,83 @@ def gather(calls: Iterable[T], at_least: int = 1, within: float | None = None) -
     nodes = tuple(ref.node for ref in found)
     builder.add(st.GatherStatement(id=node, calls=nodes, at_least=at_least, within=within))
     return cast("Replies[T]", Value(ex.Ref(node=node), builder))
+
+
+@overload
+def Wait(
+    event: str, type: builtins.type[T], timeout: Any = None, *, fallback: Any = NOT_GIVEN, after: Any = None
+) -> T: ...
+@overload
+def Wait(event: str, type: Any = Any, timeout: Any = None, *, fallback: Any = NOT_GIVEN, after: Any = None) -> Any: ...
+def Wait(
+    event: str,
+    type: Any = Any,  # noqa: A002 - what users look for
+    timeout: Any = None,
+    *,
+    fallback: Any = NOT_GIVEN,
+    after: Any = None,
+) -> Any:
+    """Wait for an event, and return its value. Meanwhile the parameter set holds no thread and no call.
+
+    :meth:`Job.send <dfm_async.Job.send>` sends an event to a parameter set. Events with the same name are taken one
+    after the other, in the order that they were sent in: by each execution of a ``Wait``, also in loops.
+
+    Args:
+        event: the name of the event.
+        type: the type of its value: ``bool``, ``int``, ``float``, ``str``, ``Literal[...]``, lists, dicts and unions of
+            them. A value of another type is refused when it is sent.
+        timeout: for how many seconds it waits; None means without a limit. It may be a parameter or a node. Without a
+            fallback, the statement fails with a ``TimeoutError`` when they are over.
+        fallback: the value if no event was sent in time.
+        after: a node, or a list of nodes, that must end before it begins to wait.
+    """
+    builder = _builder("Wait(...)")
+    node = builder.new_id()
+    where = f"Wait#{node}"
+    if not isinstance(event, str) or not event:
+        builder.refuse(where, f"the name of an event must be a non-empty string, not {event!r}")
+    try:
+        schema = schema_of(type)
+    except TypeError as error:
+        builder.refuse(where, str(error))
+    if fallback is not NOT_GIVEN and timeout is None:
+        builder.refuse(where, "fallback= is the value after a timeout: it needs timeout=")
+    statement = st.WaitStatement(
+        id=node,
+        event=event,
+        schema=schema,
+        timeout=None if timeout is None else _seconds(timeout, builder, where, "timeout="),
+        fallback=None if fallback is NOT_GIVEN else _constant(fallback, builder, where, "fallback="),
+        after=_after(after, builder, where),
+    )
+    builder.add(statement)
+    return Value(ex.Ref(node=node), builder)
+
+
+def Sleep(seconds: Any, after: Any = None) -> Any:
+    """Wait for a number of seconds. Return a node for ``after=`` of what comes later; its value is None.
+
+    Meanwhile the parameter set holds no thread and no call. With a store, the time is over when it would have been
+    over without an interruption.
+
+    Args:
+        seconds: how many seconds. It may be a parameter or a node.
+        after: a node, or a list of nodes, that must end before it begins.
+    """
+    builder = _builder("Sleep(...)")
+    node = builder.new_id()
+    where = f"Sleep#{node}"
+    found = _seconds(seconds, builder, where, "seconds")
+    builder.add(st.SleepStatement(id=node, seconds=found, after=_after(after, builder, where)))
+    return Value(ex.Ref(node=node), builder)
+
+
+def _seconds(value: Any, builder: Builder, where: str, what: str) -> ex.Expression:
+    """Return a number of seconds, or what it will be."""
+    expression = to_expression(value, builder, where)
+    if isinstance(expression, ex.Constant) and not is_number(expression.value, most=FINITE):
+        builder.refuse(where, f"{what} must be a number of seconds, not {value!r}")
+    return expression
 
 
 def _caller() -> str:

@@ -225,6 +225,29 @@ class GatherStatement(_Statement, frozen=True, kw_only=True, tag="gather"):
             yield "calls", Ref(node=call), False
 
 
+class WaitStatement(_Statement, frozen=True, kw_only=True, tag="wait"):
+    """Waits for an event, which is sent to the job while it runs. ``schema``: the JSON schema of its value."""
+
+    word: ClassVar[str] = "Wait"
+    reads: ClassVar[tuple[str, ...]] = ("timeout",)
+
+    event: str
+    schema: dict[str, Any] = msgspec.field(default_factory=dict)
+    timeout: Expression | None = None
+    fallback: Constant | None = None
+    after: tuple[int, ...] = ()
+
+
+class SleepStatement(_Statement, frozen=True, kw_only=True, tag="sleep"):
+    """Waits for a number of seconds. Its value is None."""
+
+    word: ClassVar[str] = "Sleep"
+    reads: ClassVar[tuple[str, ...]] = ("seconds",)
+
+    seconds: Expression
+    after: tuple[int, ...] = ()
+
+
 Statement: TypeAlias = (
     CallStatement
     | YieldStatement
@@ -235,6 +258,8 @@ Statement: TypeAlias = (
     | CollectStatement
     | ChoiceStatement
     | GatherStatement
+    | WaitStatement
+    | SleepStatement
 )
 
 
@@ -290,6 +315,14 @@ class StatementVisitor(ABC, Generic[Context, Result]):
     @abstractmethod
     def visit_gather(self, statement: GatherStatement, context: Context) -> Result:
         """Visit a ``gather``."""
+
+    @abstractmethod
+    def visit_wait(self, statement: WaitStatement, context: Context) -> Result:
+        """Visit a ``Wait``."""
+
+    @abstractmethod
+    def visit_sleep(self, statement: SleepStatement, context: Context) -> Result:
+        """Visit a ``Sleep``."""
 
 
 class DefaultVisitor(ABC, Generic[Context, Result]):

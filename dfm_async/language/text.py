@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from dfm_async.base.text import shortened
 from dfm_async.language import expressions as ex
 from dfm_async.language import statements as st
+from dfm_async.language.event_types import type_text
 
 if TYPE_CHECKING:
     from dfm_async.language.pipeline import Pipeline
@@ -121,6 +122,21 @@ class _Text(_Lines):
         within = "" if statement.within is None else f", within={statement.within:g}"
         return [f"{context}n{statement.id} = gather([{calls}], at_least={statement.at_least}{within})"]
 
+    def visit_wait(self, statement: st.WaitStatement, context: str) -> list[str]:
+        s = statement
+        args = [repr(s.event)]
+        if s.schema:
+            args.append(f"type={type_text(s.schema)}")
+        if s.timeout is not None:
+            args.append(f"timeout={expression_text(s.timeout)}")
+        if s.fallback is not None:
+            args.append(f"fallback={shortened(s.fallback.value)}")
+        return [f"{context}n{s.id} = Wait({', '.join([*args, *_after(s.after)])})"]
+
+    def visit_sleep(self, statement: st.SleepStatement, context: str) -> list[str]:
+        args = [expression_text(statement.seconds), *_after(statement.after)]
+        return [f"{context}n{statement.id} = Sleep({', '.join(args)})"]
+
     def _with(self, head: str, statement: st.Statement, indent: str, ends: list[str]) -> list[str]:
         deeper = indent + _INDENT
         lines = self.block(statement.blocks[0], deeper) + [f"{deeper}n{statement.id}.{end}" for end in ends]
@@ -157,6 +173,12 @@ class _Mermaid(_Lines):
         return [f'{context}n{statement.id}[/"{statement.label}"/]']
 
     def visit_gather(self, statement: st.GatherStatement, context: str) -> list[str]:
+        return [f'{context}n{statement.id}[/"{statement.label}"/]']
+
+    def visit_wait(self, statement: st.WaitStatement, context: str) -> list[str]:
+        return [f'{context}n{statement.id}[/"Wait {_escape(statement.event)}"/]']
+
+    def visit_sleep(self, statement: st.SleepStatement, context: str) -> list[str]:
         return [f'{context}n{statement.id}[/"{statement.label}"/]']
 
     def visit_if(self, statement: st.IfStatement, context: str) -> list[str]:

@@ -153,6 +153,66 @@ class FailureHandled(msgspec.Struct, frozen=True, tag="handled"):
     attempt: int = 1
 
 
+class WaitBegan(msgspec.Struct, frozen=True):
+    """A parameter set waits for an event, or for a time to be over: a ``Wait`` or a ``Sleep`` was reached.
+
+    One that runs again, after a lost worker or an interruption, goes on waiting: this event is not repeated.
+
+    Attributes:
+        offset: its position in the job's log.
+        frame: the execution that it belongs to.
+        site: the site of the statement.
+        node: the label of the statement.
+        name: the name of the event; empty if it waits only for a time.
+        until: when it stops to wait, in seconds since 1970; None if there is no limit.
+    """
+
+    offset: int
+    frame: Frame
+    site: str
+    node: str
+    name: str
+    until: float | None = None
+
+
+class EventSent(msgspec.Struct, frozen=True):
+    """An event was sent to a parameter set. It is kept until a ``Wait`` takes it.
+
+    Attributes:
+        offset: its position in the job's log.
+        frame: the parameter set: its number.
+        name: the name of the event.
+        value: its value.
+        sent: when it was sent, in seconds since 1970.
+    """
+
+    offset: int
+    frame: Frame
+    name: str
+    value: Any
+    sent: float
+
+
+class WaitEnded(msgspec.Struct, frozen=True):
+    """A parameter set goes on: it has taken an event, or the time is over.
+
+    Attributes:
+        offset: its position in the job's log.
+        frame: the execution that it belongs to.
+        site: the site of the statement.
+        node: the label of the statement.
+        name: the name of the event; empty if it has waited only for a time.
+        by: "event" if it has taken the first event of that name which no other has taken, "time" if the time was over.
+    """
+
+    offset: int
+    frame: Frame
+    site: str
+    node: str
+    name: str
+    by: Literal["event", "time"]
+
+
 OperationEvent: TypeAlias = Metrics | FailureHandled
 """An event that an operation makes, in the order of its calls and never coalesced. Each kind has a tag.
 
@@ -185,7 +245,17 @@ class WorkerNotice(msgspec.Struct, frozen=True):
 
 
 Event: TypeAlias = (
-    Result | Failure | FrameCompleted | StatusChanged | Progress | Metrics | FailureHandled | WorkerNotice
+    Result
+    | Failure
+    | FrameCompleted
+    | StatusChanged
+    | Progress
+    | Metrics
+    | FailureHandled
+    | WorkerNotice
+    | WaitBegan
+    | EventSent
+    | WaitEnded
 )
 
 

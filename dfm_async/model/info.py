@@ -36,6 +36,22 @@ class FailureInfo:
         return f"{self.node} at {self.site}: {self.type_name}: {self.message}"
 
 
+class WaitInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """A parameter set that waits in a ``Wait`` or a ``Sleep``.
+
+    Attributes:
+        name: the name of the event that it waits for; empty if it waits only for a time.
+        frame: the execution that waits; its first part is the number of the parameter set.
+        node: the label of the statement.
+        until: when it stops to wait, in seconds since 1970; None if there is no limit.
+    """
+
+    name: str
+    frame: Frame
+    node: str
+    until: float | None = None
+
+
 class JobInfo(msgspec.Struct, frozen=True, kw_only=True):
     """The state of a job at one moment: the result of :meth:`Job.info`.
 
@@ -59,6 +75,8 @@ class JobInfo(msgspec.Struct, frozen=True, kw_only=True):
         fork_of: the id of the job that it is a fork of, if it is one.
         waits_for: what it waits for, in words, such as ``gpus of site 'lab': 1 of 1 in use, 3 calls waiting``; None if
             it has ended, or is not known to wait for anything.
+        waits: the parameter sets that wait for events or times: the first 100. Only known where the job runs.
+        events_awaited: the events that its pipeline waits for, each with the JSON schema of its value.
     """
 
     job_id: str
@@ -79,6 +97,8 @@ class JobInfo(msgspec.Struct, frozen=True, kw_only=True):
     fork_of: str | None = None
     waits_for: str | None = None
     start_at: float | None = None
+    waits: tuple[WaitInfo, ...] = ()
+    events_awaited: dict[str, dict[str, Any]] = {}
 
 
 class FailedSet(msgspec.Struct, frozen=True, kw_only=True):

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 
 import msgspec
 
 from dfm_async.base.text import size_text
 from dfm_async.model.call_limits import SHARED, CallLimits
+from dfm_async.model.info import WaitInfo
 from dfm_async.model.stats import LimitStats, SiteStats
 
 
@@ -22,6 +24,7 @@ class JobWait(msgspec.Struct, frozen=True, kw_only=True, gc=False):
         log_full: whether its log holds as many results as it may.
         readers: how many readers its log has.
         idle: whether all its parameter sets are done, and further ones may come.
+        waits: the parameter sets that wait for events or times, the first 100.
     """
 
     waiting_for: str = ""
@@ -31,6 +34,7 @@ class JobWait(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     log_full: bool = False
     readers: int = 0
     idle: bool = False
+    waits: tuple[WaitInfo, ...] = ()
 
 
 def explain_waiting(
@@ -55,7 +59,13 @@ def explain_waiting(
         return f"{who}: its log of results is full"
     if job.idle:
         return "further parameter sets"
-    return "; ".join(_at_sites(calls, sites or {})) or None
+    return "; ".join(_events(job.waits)) or "; ".join(_at_sites(calls, sites or {})) or None
+
+
+def _events(waits: Iterable[WaitInfo]) -> Iterator[str]:
+    for name, count in Counter(wait.name for wait in waits).items():
+        text = f"the event {name!r}" if name else "the end of a Sleep"
+        yield text if count == 1 else f"{text} ({_counted(count, 'execution')})"
 
 
 def _at_sites(calls: Iterable[tuple[str, str, CallLimits | None]], sites: Mapping[str, SiteStats]) -> Iterator[str]:

@@ -127,7 +127,7 @@ class _Check:
         self._check_action(found, what)
         for formula in spec.formulas_of(found.action).values():
             self._check_formula(formula, len(found.inputs), what)
-        if isinstance(found.action, spec.Call) and found.action.fallback is not None:
+        if isinstance(found.action, (spec.Call, spec.Await)) and found.action.fallback is not None:
             _require(isinstance(found.action.fallback, spec.Const), f"the fallback of {what} is not a constant")
             self._check_formula(found.action.fallback, 0, what)
 
@@ -179,6 +179,8 @@ class _Check:
                 _require(known, f"{what} gathers for a collect that does not exist")
             case spec.Quorum():
                 _require(len(action.sites) <= len(found.inputs), f"{what} has more sites than inputs")
+            case spec.Await():
+                _require(action.event is not None or action.seconds is not None, f"{what} waits for nothing")
             case spec.Store():
                 _require(bool(found.inputs), f"{what} has no lookup")
 

@@ -113,6 +113,14 @@ class Keep(Effect, frozen=True):
     value: Any
 
 
+class Await(Effect, frozen=True):
+    """Wait for an event, or at most some seconds; answer with ``complete`` or ``fail``."""
+
+    activity: Activity
+    action: spec.Await
+    seconds: float | None
+
+
 class Abandon(Effect, frozen=True):
     """Give a ticket back without a value."""
 

@@ -25,7 +25,9 @@ from typing import Any, Final
 import msgspec
 
 from dfm_async.base.redaction import hide
+from dfm_async.base.text import shortened
 from dfm_async.errors import DfmError, NotEnoughReplies
+from dfm_async.model.checks import FINITE, is_number
 from dfm_async.model.events import ErrorRecord
 from dfm_async.model.ids import Frame
 from dfm_async.model.info import FailureInfo
@@ -241,12 +243,14 @@ class Game:
             self._produce(instance, action.output, value)
             if action.ended is not None:
                 self._produce(instance, action.ended, OPEN)
+        elif type(action) is spec.Await:
+            self._produce(instance, action.output, value)
         if activity.streams:
             self._release(activity.streams, True)
         self._resolve(instance)
 
     def fail(self, activity: Activity, error: ErrorRecord) -> None:
-        """Note that an activity has failed. A call with a fallback has that value instead."""
+        """Note that an activity has failed. One with a fallback has that value instead."""
         transition = activity.transition
         if transition.fallback is not None:
             self._effects.append(fx.Report(error, True))
@@ -827,6 +831,15 @@ class Game:
         self._produce(activity.instance, action.output, found)
         self._resolve(activity.instance)
 
+    def _await(self, activity: Activity, action: spec.Await, values: list[Any]) -> None:
+        seconds = None
+        if action.seconds is not None:
+            seconds = _whole(activity, "seconds", values, "a number of seconds")
+            if not is_number(seconds, most=FINITE):
+                what = "seconds of a Sleep" if action.event is None else "timeout of a Wait"
+                raise TypeError(f"{what} must be a number that is not negative, not {shortened(seconds)}")
+        self._effects.append(fx.Await(activity, action, seconds))
+
 
 _LENIENT: Final = frozenset({spec.Store, spec.Choose, spec.Quorum})
 """What fires although inputs were skipped, or have failed."""
@@ -847,6 +860,7 @@ _HANDLERS: Final[dict[type, Callable[[Game, Activity, Any, list[Any]], None]]] =
     spec.Make: Game._make,
     spec.Choose: Game._choose,  # noqa: SLF001
     spec.Quorum: Game._quorum,  # noqa: SLF001
+    spec.Await: Game._await,  # noqa: SLF001
 }
 
 

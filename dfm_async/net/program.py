@@ -281,7 +281,7 @@ class Program:
         code = TransitionCode(
             len(scope.transitions), found.label, found.action, formulas, outputs, strict, found.handled
         )
-        if isinstance(found.action, spec.Call) and found.action.fallback is not None:
+        if isinstance(found.action, (spec.Call, spec.Await)) and found.action.fallback is not None:
             code.fallback = compile_formula(found.action.fallback, self.net.literals)
         scope.transitions.append(code)
         missing = 0

@@ -194,7 +194,25 @@ class Quorum(_Data, frozen=True, tag="quorum"):
     output: int
 
 
-Action: TypeAlias = Call | Emit | Branch | Iterate | Repeat | Step | Lookup | Store | Gather | Make | Choose | Quorum
+class Await(_Data, frozen=True, kw_only=True, tag="await"):
+    """Wait for an event, for a time to be over, or for whichever comes first.
+
+    Attributes:
+        event: the name of the event; None if it only waits for a time.
+        output: the place of the value of the event; it gets None if there is no event.
+        seconds: how long it waits at most; None means without a limit.
+        fallback: the value of ``output`` if there was no event in time; None if it then has none.
+    """
+
+    event: str | None
+    output: int
+    seconds: Formula | None = None
+    fallback: Formula | None = None
+
+
+Action: TypeAlias = (
+    Call | Emit | Branch | Iterate | Repeat | Step | Lookup | Store | Gather | Make | Choose | Quorum | Await
+)
 
 
 def outputs_of(action: Action) -> list[int]:
@@ -204,10 +222,10 @@ def outputs_of(action: Action) -> list[int]:
 
 
 def formulas_of(action: Action) -> dict[str, Formula]:
-    """Return the formulas of an action by their names; those of a call are its arguments, without its fallback."""
+    """Return the formulas of an action by their names, without its fallback; those of a call are its arguments."""
     if isinstance(action, Call):
         return action.args
-    names = ("value", "cond", "seq", "carry", "times", "next", "until", "key")
+    names = ("value", "cond", "seq", "carry", "times", "next", "until", "key", "seconds")
     return {name: formula for name in names if (formula := getattr(action, name, None)) is not None}
 
 

@@ -12,9 +12,9 @@ from dfm_async.federation.operation import GENERATORS, Adapter, Operation
 from dfm_async.federation.schemas import JSON_TYPES, shown, type_of
 from dfm_async.federation.site import Site
 from dfm_async.language.expressions import Constant, Expression, Parameter, Ref, references
-from dfm_async.language.statements import CallStatement
+from dfm_async.language.statements import CallStatement, WaitStatement
 from dfm_async.planning.structure import Spot, Structure
-from dfm_async.planning.types import fits, redefinition, type_text, validate
+from dfm_async.planning.types import fits, redefinition, type_of_event, type_text, validate
 from dfm_async.planning.work_graph import Option
 
 _KINDS: Final = {"literal": "a constant", "node": "the value of a node", "place": "a parameter of the pipeline"}
@@ -209,10 +209,13 @@ def type_conflict(ref: Ref | Parameter, name: str, hint: Any, found: Structure, 
         source, made = f"parameter {ref.name!r} is declared", found.types.get(ref.name, Any)
     else:
         target = found.spots.get(ref.node)
-        if target is None or not isinstance(target.statement, CallStatement):
+        if target is not None and isinstance(target.statement, WaitStatement):
+            source, made = f"{target.label} gets", type_of_event(target.statement.schema)
+        elif target is None or not isinstance(target.statement, CallStatement):
             return None
-        operation = federation.operations.get(target.statement.operation)
-        source, made = f"{target.label} returns", Any if operation is None else operation.signature.returns
+        else:
+            operation = federation.operations.get(target.statement.operation)
+            source, made = f"{target.label} returns", Any if operation is None else operation.signature.returns
     if fits(made, hint):
         return None
     return (

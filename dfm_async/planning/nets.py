@@ -206,7 +206,9 @@ class _NetBuilder(st.StatementVisitor[_At, None]):
         )
         self._add(spot.label, spot.scope, inputs, action, gate, self.handling.value(statement.id))
 
-    def _fallback(self, statement: st.CallStatement, inputs: _Inputs, spot: Spot) -> spec.Formula | None:
+    def _fallback(
+        self, statement: st.CallStatement | st.WaitStatement, inputs: _Inputs, spot: Spot
+    ) -> spec.Formula | None:
         if statement.fallback is None:
             return None
         return self._formula(self._converted(statement.id, "fallback", statement.fallback), inputs, spot)
@@ -328,6 +330,28 @@ class _NetBuilder(st.StatementVisitor[_At, None]):
         output = self.values[statement.id] = self._place(spot.scope, spot.label, inputs.location, gate)
         sites = tuple(self.placed[node].location.site for node in statement.calls)
         action = spec.Quorum(sites, statement.at_least, output)
+        self._add(spot.label, spot.scope, inputs, action, gate, self.handling.value(statement.id))
+
+    def visit_wait(self, statement: st.WaitStatement, context: _At) -> None:
+        fallback = self._fallback(statement, context.inputs, context.spot)
+        self._wait(statement, statement.event, statement.timeout, fallback, context)
+
+    def visit_sleep(self, statement: st.SleepStatement, context: _At) -> None:
+        self._wait(statement, None, statement.seconds, None, context)
+
+    def _wait(
+        self,
+        statement: st.WaitStatement | st.SleepStatement,
+        event: str | None,
+        limit: ex.Expression | None,
+        fallback: spec.Formula | None,
+        context: _At,
+    ) -> None:
+        spot, inputs, gate = context
+        seconds = None if limit is None else self._formula(limit, inputs, spot)
+        self._after(statement.after, inputs, spot)
+        output = self.values[statement.id] = self._place(spot.scope, spot.label, inputs.location, gate)
+        action = spec.Await(event=event, output=output, seconds=seconds, fallback=fallback)
         self._add(spot.label, spot.scope, inputs, action, gate, self.handling.value(statement.id))
 
 

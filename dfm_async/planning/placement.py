@@ -15,6 +15,8 @@ from dfm_async.language.statements import (
     CollectStatement,
     ForEachStatement,
     GatherStatement,
+    SleepStatement,
+    WaitStatement,
     YieldStatement,
     walk_statements,
 )
@@ -80,13 +82,16 @@ class _Following:
             return statement.site, "whose cache it is"
         if isinstance(statement, GatherStatement):
             return self._of_readers(spot)
+        if isinstance(statement, (WaitStatement, SleepStatement)):
+            return self.homesite, "where events come to"
         if isinstance(statement, CollectStatement) and statement.errors != "fail":
             # Not where its values are made: it goes on if that site is lost.
             return self.found.loops[self.found.scope_of_value(statement.node) - 1], "where its loop is driven"
         if isinstance(statement, YieldStatement):
             for _, ref, _ in spot.references:
                 source = self.found.spots.get(ref.node) if isinstance(ref, Ref) else None
-                if source is not None and getattr(source.statement, "fallback", None) is not None:
+                called = source.statement if source is not None else None
+                if source is not None and isinstance(called, CallStatement) and called.fallback is not None:
                     return self._of_caller(source)
         anchor = statement.anchor
         near, why = (self.homesite, "") if anchor is None else self._value(anchor, spot)

@@ -17,6 +17,7 @@ from dfm_async.model.ids import Location
 from dfm_async.net import spec
 from dfm_async.net.program import Program
 from dfm_async.planning.estimate import Alternative, NodeCost, PlanCost
+from dfm_async.planning.types import type_of_event
 from dfm_async.wire.codec import Codec
 
 if TYPE_CHECKING:
@@ -106,6 +107,8 @@ class Plan(Shown, msgspec.Struct, Generic[R_co], frozen=True, kw_only=True, dict
     """The estimated time, if anything is known about costs."""
     defaults: dict[str, Any] = {}
     """The values of those parameters that a parameter set need not have."""
+    events: dict[str, dict[str, Any]] = {}
+    """The events that it waits for, each with the JSON schema of its value."""
 
     @property
     def sites(self) -> tuple[str, ...]:
@@ -126,6 +129,20 @@ class Plan(Shown, msgspec.Struct, Generic[R_co], frozen=True, kw_only=True, dict
     def declared(self) -> dict[str, Any]:
         """The types that the function of the pipeline declares for parameters. They are not part of the JSON."""
         return {}
+
+    @cached_property
+    def event_types(self) -> dict[str, Any]:
+        """The types of the values of events."""
+        return {name: type_of_event(schema) for name, schema in self.events.items()}
+
+    @cached_property
+    def waits(self) -> dict[str, tuple[str, Location]]:
+        """The statements that wait: their labels, the event (empty: only a time), and where they are."""
+        return {
+            node.label: (node.detail if node.kind == "wait" else "", node.location)
+            for node in self.nodes
+            if node.kind in ("wait", "sleep")
+        }
 
     @cached_property
     def params_at(self) -> list[list[str]]:

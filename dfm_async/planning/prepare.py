@@ -24,7 +24,9 @@ from dfm_async.language.statements import (
     ChoiceStatement,
     CollectStatement,
     IfStatement,
+    SleepStatement,
     Statement,
+    WaitStatement,
     YieldStatement,
 )
 from dfm_async.language.text import expression_text
@@ -38,7 +40,7 @@ from dfm_async.planning.placement import Placement, place
 from dfm_async.planning.plan import CANONICAL, NodePlan, ParameterUse, Plan
 from dfm_async.planning.profile import Costs, Profile
 from dfm_async.planning.structure import Spot, Structure, analyse
-from dfm_async.planning.types import validate
+from dfm_async.planning.types import type_of_event, validate
 
 _VARIABLE = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 _PLAIN = frozenset({type(None), bool, int, float, str, bytes})
@@ -89,6 +91,7 @@ def prepare(
         ordered_places=_ordered(found),
         cost=cost,
         defaults={name: found.defaults[name] for name in params if name in found.defaults},
+        events=found.events,
     )
     plan.declared.update({name: hint for name, hint in pipeline.types.items() if hint is not Any})
     return plan
@@ -120,6 +123,8 @@ def _check_types(found: Structure, federation: Federation) -> tuple[ParameterUse
     for spot in found.spots.values():
         statement = spot.statement
         _check_literals(spot, found)
+        if isinstance(statement, WaitStatement) and statement.fallback is not None:
+            _check_fallback(spot, statement.fallback, type_of_event(statement.schema), found)
         if not isinstance(statement, CallStatement):
             continue
         operation = federation.operations.get(statement.operation)
@@ -134,7 +139,8 @@ def _check_types(found: Structure, federation: Federation) -> tuple[ParameterUse
                 found.report(spot, problem)
             if not problems:
                 fitting.add(names)
-        _check_fallback(spot, statement, operation, found)
+        if statement.fallback is not None:
+            _check_fallback(spot, statement.fallback, operation.signature.returns, found)
         for name, expression in statement.args.items():
             hint = types.get(name, Any)
             if hint is Any or name not in parameters or parameters[name].kind in _VARIABLE:
@@ -158,19 +164,17 @@ def _check_types(found: Structure, federation: Federation) -> tuple[ParameterUse
     return tuple(uses)
 
 
-def _check_fallback(spot: Spot, statement: CallStatement, operation: Operation[..., Any], found: Structure) -> None:
+def _check_fallback(spot: Spot, fallback: Constant, hint: Any, found: Structure) -> None:
     """Check the value that takes the place of a failed one, as a literal is checked."""
-    if statement.fallback is None:
-        return
-    value, wrong = validate(operation.signature.returns, statement.fallback.value, convert=False)
+    value, wrong = validate(hint, fallback.value, convert=False)
     try:
-        CANONICAL.pack(statement.fallback.value)
+        CANONICAL.pack(fallback.value)
     except EncodingError as error:
         wrong = wrong or str(error)
     if wrong is not None:
         found.report(spot, f"fallback: {wrong}")
-    elif value is not statement.fallback.value:
-        found.converted[statement.id, "fallback"] = value
+    elif value is not fallback.value:
+        found.converted[spot.statement.id, "fallback"] = value
 
 
 def _misfits(operation: Operation[..., Any], given: Collection[str]) -> Iterator[str]:
@@ -362,9 +366,12 @@ def _node_plans(found: Structure, placed: dict[int, Placement]) -> tuple[NodePla
         detail = ""
         if isinstance(statement, YieldStatement):
             detail = statement.place
+        elif isinstance(statement, WaitStatement):
+            detail = statement.event
+        elif isinstance(statement, SleepStatement):
+            detail = f"{expression_text(statement.seconds, _labels(inputs, found))} s"
         elif isinstance(statement, IfStatement):
-            labels = {node: found.spots[node].label for node in inputs if node in found.spots}
-            detail = expression_text(statement.cond, labels)
+            detail = expression_text(statement.cond, _labels(inputs, found))
         elif isinstance(statement, CollectStatement):
             inputs[statement.node] = None
         elif isinstance(statement, ChoiceStatement):
@@ -391,6 +398,10 @@ def _node_plans(found: Structure, placed: dict[int, Placement]) -> tuple[NodePla
             )
         )
     return tuple(nodes)
+
+
+def _labels(nodes: Iterable[int], found: Structure) -> dict[int, str]:
+    return {node: found.spots[node].label for node in nodes if node in found.spots}
 
 
 def _ordered(found: Structure) -> tuple[str, ...]:

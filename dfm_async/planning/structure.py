@@ -8,7 +8,9 @@ from typing import Any, TypeAlias
 from dfm_async.errors import Problem
 from dfm_async.language import expressions as ex
 from dfm_async.language import statements as st
+from dfm_async.language.event_types import type_text
 from dfm_async.language.pipeline import Pipeline
+from dfm_async.model.checks import FINITE, is_number
 
 Block: TypeAlias = tuple[int, int]
 """A body of a statement: the statement's id, and which of its bodies."""
@@ -45,6 +47,8 @@ class Structure:
     parents: list[int] = field(default_factory=lambda: [-1])
     """The parent of each scope."""
     problems: list[Problem] = field(default_factory=list)
+    events: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """The events that are waited for, and the JSON schemas of their values."""
     defaults: dict[str, Any] = field(default_factory=dict)
     """The values of parameters that a parameter set need not have."""
     gathered: dict[int, float | None] = field(default_factory=dict)
@@ -145,6 +149,10 @@ def _check(spot: Spot, found: Structure) -> None:
         _check_collect(statement, spot, found)
     elif isinstance(statement, st.GatherStatement):
         _check_gather(statement, spot, found)
+    elif isinstance(statement, st.WaitStatement):
+        _check_wait(statement, spot, found)
+    elif isinstance(statement, st.SleepStatement):
+        _check_seconds(statement.seconds, "seconds", spot, found)
     elif isinstance(statement, st.ChoiceStatement):
         branch = found.spots.get(statement.branch)
         known = branch is not None and isinstance(branch.statement, st.IfStatement)
@@ -251,6 +259,21 @@ def _check_gather(statement: st.GatherStatement, spot: Spot, found: Structure) -
         found.report(spot, "has the same call twice")
     if statement.at_least > len(statement.calls):
         found.report(spot, f"at_least is {statement.at_least}, but it has {len(statement.calls)} calls")
+
+
+def _check_wait(statement: st.WaitStatement, spot: Spot, found: Structure) -> None:
+    if not statement.event:
+        found.report(spot, "the name of an event must not be empty")
+    known = found.events.setdefault(statement.event, statement.schema)
+    if known != statement.schema:
+        hint = "waits for the same event as another Wait, which declares another type"
+        found.report(spot, f"{hint}: {type_text(known)} and {type_text(statement.schema)}")
+    _check_seconds(statement.timeout, "timeout", spot, found)
+
+
+def _check_seconds(given: ex.Expression | None, what: str, spot: Spot, found: Structure) -> None:
+    if isinstance(given, ex.Constant) and not is_number(given.value, most=FINITE):
+        found.report(spot, f"{what} must be a number of seconds, not {given.value!r}")
 
 
 def _check_names(found: Structure) -> None:

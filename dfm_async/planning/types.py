@@ -5,11 +5,12 @@ from __future__ import annotations
 import collections.abc
 import types
 import typing
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from dfm_async.base.text import shortened
+from dfm_async.federation.schemas import Models, type_of
 
 if TYPE_CHECKING:
     from pydantic import TypeAdapter
@@ -109,6 +110,11 @@ def _validation_error() -> type[Exception]:
     from pydantic import ValidationError
 
     return ValidationError
+
+
+def type_of_event(schema: Mapping[str, Any]) -> Any:
+    """Return the type of the value of an event."""
+    return type_of(schema, Models({}))
 
 
 @lru_cache(maxsize=4096)

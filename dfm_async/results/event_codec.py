@@ -16,6 +16,7 @@ from dfm_async.errors import DecodingError, DfmError, EncodingError, OperationFa
 from dfm_async.model.events import (
     Activity,
     Event,
+    EventSent,
     Failure,
     FailureHandled,
     FrameCompleted,
@@ -24,9 +25,12 @@ from dfm_async.model.events import (
     Result,
     Scalar,
     StatusChanged,
+    WaitBegan,
+    WaitEnded,
     WorkerNotice,
 )
 from dfm_async.model.ids import Frame
+from dfm_async.model.json_data import read_json, write_json
 from dfm_async.planning.plan import Plan
 from dfm_async.wire.codec import Broken, Codec, type_name
 from dfm_async.wire.json_values import JsonValues
@@ -78,6 +82,9 @@ _ROWS: Final = (
     _row("handled", FailureHandled, type_name="status", message="text", attempt="step"),
     _row("status", StatusChanged, reason="text"),
     _row("frame", FrameCompleted),
+    _row("wait", WaitBegan, name="text", until="total"),
+    _row("event", EventSent, name="node", sent="done"),
+    _row("wait_ended", WaitEnded, name="text", by="status"),
     _row("worker", WorkerNotice, kind="node", detail="text", seconds="done"),
 )
 """One row for each kind of event. Names are part of the formats: never change one, only add."""
@@ -109,6 +116,8 @@ class EventBatch:
         row = _BY_TYPE[type(event)]
         fields = {slot: getattr(event, field) for field, slot in row.fields.items()}
         error = self._position(event.error) if isinstance(event, Failure) else -1
+        if isinstance(event, EventSent):
+            fields["text"] = write_json(event.value)
         self.heads.append(Head(kind=row.name, point=point, error=error, **fields))
 
     def _position(self, error: DfmError) -> int:
@@ -141,6 +150,8 @@ def events_of(
             fields = {field: getattr(head, slot) for field, slot in row.fields.items()}
             if row.kind is Failure:
                 found.append(Failure(offset=offset, error=errors[_index(head.error)], **fields))
+            elif row.kind is EventSent:
+                found.append(EventSent(offset=offset, value=read_json(head.text or ""), **fields))
             else:
                 given = {field: value for field, value in fields.items() if value is not None}
                 found.append(msgspec.convert({"offset": offset, **given}, row.kind))

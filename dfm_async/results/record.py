@@ -39,6 +39,9 @@ class Journal(Protocol):
         they count as errors.
         """
 
+    def flush(self) -> None:
+        """Write what was collected."""
+
     def params(self, first: int, rows: Sequence[Any]) -> None:
         """Write parameter sets."""
 
@@ -130,6 +133,8 @@ class JobRecord:
         """What runs the job, while it runs here."""
         self.activity: JobActivity | None = None
         """What its operations do, if the job is watched."""
+        self.on_written: Callable[[int], None] | None = None
+        """Is called with the offset of the first event that the journal has not written, when it has written some."""
         self.changes: JobChanges | None = None
         """The readers of changes of all jobs."""
 
@@ -202,6 +207,8 @@ class JobRecord:
     def written(self, end: int) -> None:
         """Publish the events before this offset, which the journal has written."""
         self.log.publish(end)
+        if self.on_written is not None:
+            self.on_written(end)
         if end >= self.log.end and self.status is not self.decided:
             self._settle()
 

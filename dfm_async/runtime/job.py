@@ -10,6 +10,7 @@ from typing import Any, Final
 from dfm_async.errors import EncodingError
 from dfm_async.model.events import ErrorRecord, FailureHandled
 from dfm_async.model.ids import Frame
+from dfm_async.model.json_data import read_json
 from dfm_async.net import effects as fx
 from dfm_async.net.containment import ContainingGame, RestoredGame, game_of
 from dfm_async.net.game import Activity
@@ -62,6 +63,8 @@ class SiteJob(StreamingJob):
             self.arrived(start.origin, start.count, start.payload)
         self._blocked: deque[fx.EmitValue] | None = None
         self._tickets: set[Ticket] | None = None
+        self._waiting: dict[tuple[str, Frame], fx.Await] | None = None
+        """The statements that wait for an event, or a time."""
         self._last = False
         self._results = resources.stored_codec if start.spec.stored else resources.codec
         self._unsendable: dict[int, dict[tuple[str, Frame], ErrorRecord]] = {}
@@ -441,6 +444,31 @@ class SiteJob(StreamingJob):
         if self._tickets is not None:
             self._tickets.discard(ticket)
 
+    # events and times
+
+    def _await(self, effect: fx.Await) -> None:
+        activity = effect.activity
+        if self._waiting is None:
+            self._waiting = {}
+        self._waiting[activity.label, activity.frame] = effect
+        self.outbox.wait(activity.label, activity.frame, effect.action.event or "", effect.seconds)
+
+    def wait_answered(self, message: msg.WaitAnswer) -> None:
+        """Go on with a statement whose event has come, or whose time is over."""
+        effect = None if self._waiting is None else self._waiting.pop((message.node, message.frame), None)
+        if effect is None:
+            return
+        activity, event = effect.activity, effect.action.event
+        if message.value is not None:
+            self.game.complete(activity, read_json(message.value))
+        elif event is None:
+            self.game.complete(activity)
+        else:
+            sent_to = f"was sent to parameter set {activity.frame[0]} within {effect.seconds or 0:g} s"
+            error = TimeoutError(f"no event {event!r} {sent_to}")
+            self.game.fail(activity, self.game.error(activity, error))
+        self.advance()
+
     # calls
 
     def call_reports(self, message: msg.CallReports) -> None:
@@ -535,6 +563,7 @@ _HANDLERS: Final[dict[type, Callable[[SiteJob, Any], object]]] = {
     fx.Pull: lambda job, effect: job.streams.pull(effect),
     fx.LookUp: lambda job, effect: job.spawn(job._query_cache(effect)),  # noqa: SLF001
     fx.Keep: SiteJob._keep,  # noqa: SLF001
+    fx.Await: SiteJob._await,  # noqa: SLF001
     fx.Abandon: lambda job, effect: job._give_back(effect.ticket),  # noqa: SLF001
     fx.CloseStream: lambda job, effect: job.streams.close(effect.stream, effect.read),
     fx.RunStream: lambda job, effect: job.streams.run(effect.stream, effect.unread),

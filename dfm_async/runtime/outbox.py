@@ -248,6 +248,11 @@ class Outbox:
             self._credits -= 1
             self.report(msg.OperationError(self._number, self._at, error))
 
+    def wait(self, node: str, frame: Frame, event: str, seconds: float | None) -> None:
+        """Ask for an event, or for the end of a time."""
+        self._credits -= 1
+        self.report(msg.WaitRequest(self._number, self._at, node, frame, event, seconds))
+
     def yield_failed(self, point: int, frame: Frame, error: ErrorRecord) -> None:
         """Notify the application that a yield has failed."""
         self.report_error(error)

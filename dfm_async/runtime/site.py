@@ -378,6 +378,7 @@ _HANDLERS: Final[dict[type, Callable[[SiteJob, Any], None]]] = {
     msg.CallReports: SiteJob.call_reports,
     msg.RelayToPlace: SiteJob.relay_to_place,
     msg.SpansTaken: SiteJob.spans_taken,
+    msg.WaitAnswer: SiteJob.wait_answered,
 }
 
 

@@ -50,6 +50,9 @@ class Steering(Protocol):
     async def stop_input(self, job_id: str) -> None:
         """Take no further parameter sets for a job."""
 
+    async def send_event(self, job_id: str, name: str, value: Any, frame: int | None) -> None:
+        """Send an event to a parameter set of a job."""
+
     async def cancel(self, record: JobRecord, reason: str, grace: float) -> dict[str, str]:
         """Stop a job; return how each location stopped."""
 
@@ -416,6 +419,24 @@ class Job(Shown, Generic[R_co]):
         """
         self._known()
         await self._steering.send_params(self._job_id, params)
+
+    async def send(self, name: str, value: Any = None, *, frame: int | None = None) -> None:
+        """Send an event to a parameter set of the job: a ``Wait`` of the pipeline for that name takes it.
+
+        If nothing waits for it yet, it is kept: up to 1000 events for each parameter set. With a store, it is committed
+        on return.
+
+        Args:
+            name: the name of the event.
+            value: its value, up to 64 kB of JSON. It is checked and converted like a parameter.
+            frame: the number of the parameter set; None if the job has exactly one.
+
+        Raises:
+            ParameterError: the pipeline waits for no event of that name, the value does not fit, the parameter set is
+                done or has too many events, or the job has ended.
+        """
+        self._known()
+        await self._steering.send_event(self._job_id, name, value, frame)
 
     async def send_stop_frame(self) -> None:
         """Declare that there are no further parameter sets; the job ends when all are completed.

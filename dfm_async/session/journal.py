@@ -10,16 +10,26 @@ import asyncio
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, get_args
 
 import msgspec
 
+from dfm_async.engine.waits import WaitEvent
 from dfm_async.errors import DfmError, StoreError
 from dfm_async.model.events import Event, Failure
 from dfm_async.model.ids import Frame
 from dfm_async.model.status import JobStatus
 from dfm_async.planning.plan import Plan
-from dfm_async.results.event_codec import EventBatch, Head, Run, events_of, pack_error, result_events, unpack_error
+from dfm_async.results.event_codec import (
+    EVENT_NAMES,
+    EventBatch,
+    Head,
+    Run,
+    events_of,
+    pack_error,
+    result_events,
+    unpack_error,
+)
 from dfm_async.results.seen import Seen
 from dfm_async.session.parameters import stored_row
 from dfm_async.store.base import Entry, Store
@@ -29,6 +39,9 @@ _RESULTS: Final = 1
 """An entry of results: the head has the location and the runs, the payload the values."""
 _EVENTS: Final = 2
 """An entry of other events: the head has what scanning needs, the payload the errors."""
+
+WAIT_EVENTS: Final = frozenset(EVENT_NAMES[kind] for kind in get_args(WaitEvent))
+"""The kinds of events that a set has to know when it runs again."""
 
 _codec = Codec.for_store()
 _ResultsHead = tuple[int, list[Run]]
@@ -55,10 +68,11 @@ class JobJournal:
         """Write one event."""
         if not self._batch.heads:
             self._first = event.offset
-            self._handle = asyncio.get_running_loop().call_soon(self._flush)
+            self._handle = asyncio.get_running_loop().call_soon(self.flush)
         self._batch.add(event, point)
 
-    def _flush(self) -> None:
+    def flush(self) -> None:
+        """Pass what was collected to the store."""
         if self._handle is not None:
             self._handle.cancel()
             self._handle = None
@@ -81,7 +95,7 @@ class JobJournal:
         self, first: int, at: int, runs: Sequence[Run], values: Sequence[Any], payload: bytes, broken: int
     ) -> None:
         """Write results from an offset on."""
-        self._flush()
+        self.flush()
         if not payload:
             payload = _codec.dumps([_codec.pack(value) for value in values])
         entry = Entry(first, len(values), _RESULTS, _encode((at, runs)), payload)
@@ -97,7 +111,7 @@ class JobJournal:
 
     def status(self, status: JobStatus, reason: str | None, finished: float | None) -> None:
         """Write the status, in the same commit as the events before it."""
-        self._flush()
+        self.flush()
         self._write(self._store.update, status=status, reason=reason, finished=finished)
 
 
@@ -140,6 +154,8 @@ class History(msgspec.Struct):
     error_count: int = 0
     first_errors: dict[int, DfmError] = {}
     """The first error of each parameter set that has one; -1: of all of them."""
+    waits: dict[int, list[WaitEvent]] = {}
+    """What the sets that are not done have waited for, and what was sent to them."""
 
 
 async def read_history(store: Store, job_id: str, plan: Plan, errors_kept: int) -> History:
@@ -168,6 +184,10 @@ async def read_history(store: Store, job_id: str, plan: Plan, errors_kept: int) 
                     history.done.add(head.frame[0])
                     history.seen.forget(head.frame[0])
                     history.failed.pop(head.frame[0], None)
+                    history.waits.pop(head.frame[0], None)
+                elif head.kind in WAIT_EVENTS:
+                    found = events_of(plan, 0, [head], [])
+                    history.waits.setdefault(head.frame[0], []).extend(found)  # type: ignore[arg-type] # of that kind
                 elif head.kind == "failure":
                     _remember(history, head, next(reported).error, errors_kept)
     return history

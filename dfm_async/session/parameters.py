@@ -9,9 +9,11 @@ from typing import Any, Final, TypeGuard
 
 from dfm_async.base.containers import BoundedDict
 from dfm_async.engine.frames import Row
+from dfm_async.engine.waits import check_event
 from dfm_async.errors import EncodingError, ParameterError
 from dfm_async.federation.federation import Federation
 from dfm_async.model.constants import fresh
+from dfm_async.model.json_data import write_json
 from dfm_async.planning.plan import Plan
 from dfm_async.planning.prepare import parameter_types
 from dfm_async.planning.types import validate
@@ -50,6 +52,25 @@ def _given(params: Any) -> list[Any]:
     wanted = "a dict is one parameter set, a list contains several, an async iterable is a stream of them"
     hint = ": write list(...)" if hasattr(params, "__next__") else ""
     raise ParameterError([f"{wanted}, not a value of type {type(params).__name__}{hint}"])
+
+
+def event_json(plan: Plan, name: str, value: Any) -> str:
+    """Return the value of an event as JSON, of the type that the pipeline declares.
+
+    Raises:
+        ParameterError: the pipeline does not wait for the event, or the value does not fit.
+    """
+    check_event(plan, name)
+    found, wrong = validate(plan.event_types[name], value)
+    text = ""
+    if wrong is None:
+        try:
+            text = write_json(found)
+        except (TypeError, ValueError, RecursionError) as error:
+            wrong = f"it is not JSON data ({error})"
+    if wrong is not None:
+        raise ParameterError([f"event {name!r}: {wrong}"])
+    return text
 
 
 def _refused(problems: list[str]) -> ParameterError:

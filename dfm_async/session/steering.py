@@ -41,6 +41,14 @@ class SendParams(msgspec.Struct, frozen=True, tag="params"):
     rows: list[bytes]
 
 
+class SendEvent(msgspec.Struct, frozen=True, tag="event"):
+    """Send an event, with a value as JSON, to a parameter set; None: to the only one."""
+
+    name: str
+    value: str
+    frame: int | None = None
+
+
 class StopInput(msgspec.Struct, frozen=True, tag="stop"):
     """Take no further parameter set."""
 
@@ -64,9 +72,9 @@ class Refused(msgspec.Struct, frozen=True, tag="refused"):
     problems: list[str]
 
 
-Steer: TypeAlias = SendParams | StopInput | Cancel
+Steer: TypeAlias = SendParams | SendEvent | StopInput | Cancel
 _encode: Final = msgspec.msgpack.Encoder().encode
-_request: Final = msgspec.msgpack.Decoder(SendParams | StopInput | Cancel)
+_request: Final = msgspec.msgpack.Decoder(Steer)
 _answer: Final = msgspec.msgpack.Decoder(Done | Refused)
 _CLOSED: Final = "the job takes no further parameter sets: its input was stopped, or it has ended"
 
@@ -90,6 +98,18 @@ class RemoteSteering:
         answer = await self._ask(job_id, SendParams(list(rows)), _MOST)
         if not isinstance(answer, Done):
             raise ParameterError([_CLOSED] if answer is None else answer.problems)
+
+    async def send_event(self, job_id: str, name: str, value: str, frame: int | None) -> None:
+        """Send an event, with a value as JSON, to a parameter set.
+
+        Raises:
+            ParameterError: the set does not take it, or the job has ended.
+            JobInterrupted: the owner has died before it took the event. It is not sent.
+        """
+        answer = await self._ask(job_id, SendEvent(name, value, frame), _MOST)
+        if not isinstance(answer, Done):
+            ended = f"job {job_id} takes no event {name!r}: it has ended"
+            raise ParameterError([ended] if answer is None else answer.problems)
 
     async def stop(self, job_id: str) -> None:
         """Declare that no further parameter set will come.
@@ -260,6 +280,14 @@ class OwnedJobs:
                 self._answer(request, Refused([_CLOSED]))
                 return
             coordinator.add(rows)
+        elif isinstance(wanted, SendEvent):
+            try:
+                await coordinator.send_event(wanted.name, wanted.value, wanted.frame)  # does not wait: it runs here
+            except ParameterError as error:
+                self._answer(request, Refused(list(error.problems)))
+                return
+            if coordinator.record.journal is not None:
+                coordinator.record.journal.flush()  # the event is in the store before the answer
         else:
             coordinator.stop()
         self._answer(request, Done())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import logging
 import os
 import time
@@ -32,7 +33,7 @@ from dfm_async.runtime.faults import cancel_task, is_our_cancellation
 from dfm_async.session.callbacks import Callbacks
 from dfm_async.session.job import Job
 from dfm_async.session.lifecycle import Supervisor
-from dfm_async.session.parameters import ParameterSets, is_stream, stored_row
+from dfm_async.session.parameters import ParameterSets, event_json, is_stream, stored_row
 from dfm_async.session.preparation import Preparation
 from dfm_async.session.profiling import SessionProfile
 from dfm_async.session.watch import Waits
@@ -220,7 +221,8 @@ class Submission:
                 left.record.spec = msgspec.structs.replace(left.record.spec, **changed)
                 left.record.activity = JobActivity() if watch else None
                 coordinator = self._target.coordinate(left.record, self._pack_rows)
-                coordinator.resume(left.rows, left.frames, left.history.seen, left.history.failed)
+                waits = itertools.chain.from_iterable(left.history.waits.values())
+                coordinator.resume(left.rows, left.frames, left.history.seen, left.history.failed, waits)
                 coordinator.frames.stopped = left.stopped
                 coordinator.add(rows)
                 if left.record.spec.fed and stream is None:
@@ -418,6 +420,30 @@ class Submission:
             except JobInterrupted as error:
                 taken = f"; {start} of {len(rows)} parameter sets were taken"
                 raise JobInterrupted(job_id, error.reason + taken) from error
+
+    async def send_event(self, job_id: str, name: str, value: Any, frame: int | None) -> None:
+        """Send an event to a parameter set of a job. See :meth:`Job.send`."""
+        coordinator = self.coordinator(job_id)
+        if coordinator is None:
+            await self._send_event_elsewhere(job_id, name, value, frame)
+            return
+        await coordinator.send_event(name, event_json(coordinator.plan, name, value), frame)
+        if self._durable is not None:
+            if coordinator.record.journal is not None:
+                coordinator.record.journal.flush()
+            await self._durable.store.flush()
+            if coordinator.record.unwritten is not None:
+                raise coordinator.record.unwritten
+
+    async def _send_event_elsewhere(self, job_id: str, name: str, value: Any, frame: int | None) -> None:
+        """Send an event to a job that another process may run."""
+        record = None
+        if self._durable is not None:
+            self._supervisor.check_open()
+            record = await self._durable.find(job_id)
+        if self._durable is None or record is None or record.status.terminal:
+            raise ParameterError([f"job {job_id} takes no event {name!r}: it does not run"])
+        await self._durable.remote.send_event(job_id, name, event_json(record.plan, name, value), frame)
 
     # steering
 

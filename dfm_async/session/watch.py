@@ -15,7 +15,7 @@ from dfm_async.federation.federation import Federation
 from dfm_async.model.info import JobInfo
 from dfm_async.model.stats import SiteStats
 from dfm_async.model.status import JobStatus
-from dfm_async.model.waiting import explain_waiting
+from dfm_async.model.waiting import JobWait, explain_waiting
 from dfm_async.planning.prepare import calls_of
 from dfm_async.results.record import JobRecord, JobSummary
 from dfm_async.results.watching import ChangeReader
@@ -115,9 +115,8 @@ class Waits:
         self._federation = federation
         self._sites: dict[str, SiteStats] | None = None
 
-    def explain(self, coordinator: JobControl) -> str | None:
-        """Return what a job waits for; None if nothing is known."""
-        found = coordinator.waiting()
+    def explain(self, coordinator: JobControl, found: JobWait) -> str | None:
+        """Return what a job waits for; None if nothing is known. ``found`` is what the engine knows about it."""
         why = explain_waiting(found)
         if why is not None:
             return why
@@ -165,6 +164,9 @@ def job_info(
     if coordinator is not None:
         accepts = coordinator.accepts
         sets, done = coordinator.frames.added, coordinator.frames.opened - len(coordinator.frames.open)
+    waiting, why = None if coordinator is None else coordinator.waiting(), None
+    if coordinator is not None and waiting is not None:
+        why = explain_waiting(waiting) if waits is None else waits.explain(coordinator, waiting)
     return JobInfo(
         job_id=found.job_id,
         status=found.status,
@@ -183,9 +185,7 @@ def job_info(
         retry_of=found.spec.retry_of,
         start_at=found.spec.start_at,
         fork_of=found.spec.fork_of,
-        waits_for=None if coordinator is None else _waits_for(coordinator, waits),
+        waits_for=why,
+        waits=() if waiting is None else waiting.waits,
+        events_awaited=found.plan.events,
     )
-
-
-def _waits_for(coordinator: JobControl, waits: Waits | None) -> str | None:
-    return explain_waiting(coordinator.waiting()) if waits is None else waits.explain(coordinator)

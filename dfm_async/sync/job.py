@@ -311,6 +311,13 @@ class Job(Blocking[AsyncJob[R_co]], Generic[R_co]):
         """
         return self._wait(self._async.send_input_params(params))
 
+    def send(self, name: str, value: Any = None, *, frame: int | None = None) -> None:
+        """Send an event to a parameter set of the job: a ``Wait`` of the pipeline for that name takes it.
+
+        See :meth:`dfm_async.Job.send`.
+        """
+        return self._wait(self._async.send(name, value, frame=frame))
+
     def send_stop_frame(self) -> None:
         """Declare that there are no further parameter sets; the job ends when all are completed.
 

@@ -118,6 +118,14 @@ class Withdraw(_JobMessage, frozen=True, tag=8):
     """A job that was announced does not begin."""
 
 
+class WaitAnswer(_JobMessage, frozen=True, tag=46):
+    """Answers :class:`WaitRequest`. ``value``: that of the event, as JSON; None if the time was over before."""
+
+    node: str
+    frame: Frame
+    value: str | None
+
+
 class SpansTaken(_JobMessage, frozen=True, tag=41):
     """Answers :class:`SpansMade`: the application has taken ``count`` spans."""
 
@@ -342,6 +350,18 @@ class ObjectsBuilt(_JobMessage, frozen=True, tag=34):
 
 class ObjectsClosed(_JobMessage, frozen=True, tag=35):
     """The location is done with the job, and its objects are closed."""
+
+
+class WaitRequest(_JobMessage, frozen=True, tag=47):
+    """A statement waits for an event, at most for ``seconds``; without a name, only for that time.
+
+    Answered by :class:`WaitAnswer`.
+    """
+
+    node: str
+    frame: Frame
+    event: str
+    seconds: float | None
 
 
 class CallsMade(_JobMessage, frozen=True, tag=36):

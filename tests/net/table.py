@@ -10,10 +10,12 @@ from hypothesis import strategies as st
 
 from dfm_async import Federation, Pipeline
 from dfm_async.net import effects as fx
+from dfm_async.net import spec
 from dfm_async.net.game import Game, Instance
 from dfm_async.net.program import Program
 from dfm_async.planning import Plan
 from dfm_async.planning.prepare import prepare
+from tests.reference import value_of
 
 fed = Federation("game")
 a = fed.site("a")
@@ -136,6 +138,11 @@ class Table:
             case fx.Keep(activity, ticket, value):
                 self.cache[ticket] = value
                 self.later(site, game.complete, activity)
+            case fx.Await(activity, spec.Await(event=event)):
+                if event is not None and event.startswith("never"):
+                    self.later(site, game.fail, activity, game.error(activity, TimeoutError()))
+                else:
+                    self.later(site, game.complete, activity, None if event is None else value_of(event))
             case _:
                 raise AssertionError(effect)
 

@@ -358,6 +358,7 @@ def _outputs(net: spec.Net) -> set[int]:
                 | spec.Make(output=output)
                 | spec.Choose(output=output)
                 | spec.Quorum(output=output)
+                | spec.Await(output=output)
             ):
                 found.add(output)
             case spec.Branch(then=first, otherwise=second) | spec.Lookup(found=first, miss=second):

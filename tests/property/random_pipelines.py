@@ -18,7 +18,9 @@ from dfm_async import (
     PlaceParam,
     Repeat,
     Reply,
+    Sleep,
     TryFromCache,
+    Wait,
     Yield,
     collect,
     gather,
@@ -297,6 +299,7 @@ class Maker:
                 "consume",
                 "cross",
                 "gather",
+                "wait",
             ]
             if depth < 3:
                 kinds += ["foreach", "foreach", "if", "repeat", "cache", "total"]
@@ -363,6 +366,16 @@ class Maker:
                 return [operation(self.number(ints), **_nodes_only(after), **self.fallback())]
             site = self.one([{}, {"site": "lab"}, {"site": "desk"}])
             return [add(self.number(ints), self.number(ints), **site, **self.fallback())]
+        if kind == "wait":
+            nodes = [value for value in [*ints, *streams] if _nodes_only({"after": value})]
+            after = {"after": self.one(nodes)} if nodes and self.one([True, False]) else {}
+            wanted = self.one(["event", "event", "none", "time"])
+            if wanted == "time":
+                slept = Sleep(self.one([0, 0.002]), **after)
+                return [inc(self.number(ints), after=slept)]
+            if wanted == "none":
+                return [Wait(f"never {self.place()}", int, self.one([0, 0.002]), **after, **self.fallback())]
+            return [Wait(self.place(), int, self.one([None, 300]), **after)]
         if kind == "fields":
             both = pair(self.number(ints), self.number(ints))
             return [both["l"], both["r"][self.one([0, 1])]]

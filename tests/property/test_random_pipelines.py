@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import asyncio
+import random
+from collections import Counter
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -9,10 +11,10 @@ import pytest_asyncio
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from dfm_async import Failure, JobFailed, JobStatus, Pipeline, PipelineError, Result, Session, Yield
-from dfm_async.events import FailureHandled, FrameCompleted
+from dfm_async import Event, Failure, JobFailed, JobStatus, Pipeline, PipelineError, Result, Session, Yield
+from dfm_async.events import FailureHandled, FrameCompleted, WaitBegan
 from tests.property.random_pipelines import SITES, fed, functions, pipelines, total
-from tests.reference import interpret
+from tests.reference import interpret, value_of
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.shared_session]
 
@@ -46,12 +48,28 @@ async def spreading() -> AsyncIterator[Session]:
             yield session
 
 
+def _shared(taken: list[tuple[int, str]], text: str) -> tuple[list[tuple[int, str]], Counter[tuple[int, str]]]:
+    """Return the events that are sent before they are waited for, in some order, and those that are sent after that."""
+    draw = random.Random(text)
+    early = [event for event in taken if draw.random() < 0.5]
+    draw.shuffle(early)
+    return early, Counter(taken) - Counter(early)
+
+
 async def check(session: Session, pipeline: Pipeline, params: list[dict[str, Any]]) -> None:
     expected = interpret(pipeline, functions, params)
     text = f"{pipeline}\n{params}"
     async with asyncio.timeout(20):
         job = await session.execute(pipeline, params)
-        events = [event async for event in job.events()]
+        early, late = _shared(expected.events, text)
+        for index, name in early:
+            await job.send(name, value_of(name), frame=index)
+        events: list[Event] = []
+        async for event in job.events():
+            events.append(event)
+            if isinstance(event, WaitBegan) and late[event.frame[0], event.name]:
+                late[event.frame[0], event.name] -= 1
+                await job.send(event.name, value_of(event.name), frame=event.frame[0])
     results = [(e.place, e.frame, e.value) for e in events if isinstance(e, Result)]
     lost = [(e.place, e.frame) for e in events if isinstance(e, Failure) and e.place is not None]
     errors = [(e.node, e.frame) for e in events if isinstance(e, Failure) and e.place is None]

@@ -14,6 +14,7 @@ from dfm_async import errors
 from dfm_async.errors import DecodingError, DfmError, OperationFailed, WorkerLost
 from dfm_async.model.events import (
     Event,
+    EventSent,
     Failure,
     FailureHandled,
     FrameCompleted,
@@ -21,6 +22,8 @@ from dfm_async.model.events import (
     Progress,
     Result,
     StatusChanged,
+    WaitBegan,
+    WaitEnded,
     WorkerNotice,
 )
 from dfm_async.model.status import JobStatus
@@ -60,6 +63,11 @@ EVENTS: list[Event] = [
     FrameCompleted(11, (4,)),
     WorkerNotice(12, "lab", "unresponsive", 3.5, "it is busy"),
     FailureHandled(13, (0, 1), "lab", "a#0", "ValueError", "no", 3),
+    WaitBegan(14, (0, 1), "lab", "Wait#2", "approval", 1e9),
+    WaitBegan(15, (0,), "lab", "Wait#2", "approval"),
+    EventSent(16, (0,), "approval", {"by": ["é", None, 1.5]}, 1e9),
+    WaitEnded(17, (0, 1), "lab", "Wait#2", "approval", "event"),
+    WaitEnded(18, (0,), "lab", "Sleep#3", "", "time"),
 ]
 
 

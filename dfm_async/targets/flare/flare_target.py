@@ -466,6 +466,7 @@ _OF_JOBS: Final[dict[type, Callable[[RemoteJob, Any], None]]] = {
     fm.Expired: RemoteJob.take_expired,
     fm.JobState: RemoteJob.take_state,
     fm.Relayed: RemoteJob.take_relayed,
+    fm.EventTaken: RemoteJob.take_answer,
 }
 """What the hub sends about jobs; ignored if the job is not known, or has ended."""
 _HANDLERS: Final[dict[type, Callable[[FlareTarget, HubConnection, Any], None]]] = {

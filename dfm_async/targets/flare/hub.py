@@ -16,7 +16,7 @@ from dfm_async.engine.engine import Engine, starts_later
 from dfm_async.engine.jobs import JobTable
 from dfm_async.engine.machine import Phase
 from dfm_async.engine.run import Run
-from dfm_async.errors import DfmError, PipelineDenied, PipelineError, ResultsExpired, WorkerLost
+from dfm_async.errors import DfmError, ParameterError, PipelineDenied, PipelineError, ResultsExpired, WorkerLost
 from dfm_async.model.ids import Location
 from dfm_async.model.options import LocalOptions
 from dfm_async.model.status import JobStatus
@@ -470,6 +470,14 @@ class Hub:
         job.coordinator.stop()
         self._job_changed(job.job_id)
 
+    def _send_event(self, app: Application, job: HubJob, message: fm.SendEvent) -> None:
+        problems: tuple[str, ...] = ()
+        try:
+            job.coordinator.take_event(message.name, message.value, message.frame)
+        except ParameterError as error:
+            problems = tuple(error.problems)
+        app.send(fm.EventTaken(job.job_id, message.request, problems))
+
     def _halt(self, _app: Application, job: HubJob, message: fm.Halt) -> None:
         if message.token in ("", job.submit.token):
             job.coordinator.halt(JobStatus(message.status), message.reason, message.grace)
@@ -621,6 +629,7 @@ _APPS: Final[dict[type, Callable[[Hub, Application, Any], None]]] = {
 _JOBS: Final[dict[type, Callable[[Hub, Application, HubJob, Any], None]]] = {
     fm.AddRows: Hub._add_rows,  # noqa: SLF001 - same module
     fm.StopFrames: Hub._stop,  # noqa: SLF001
+    fm.SendEvent: Hub._send_event,  # noqa: SLF001
     fm.Halt: Hub._halt,  # noqa: SLF001
     fm.Fail: Hub._fail,  # noqa: SLF001
     fm.Unfollow: Hub._unfollow,  # noqa: SLF001

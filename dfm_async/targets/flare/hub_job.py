@@ -166,6 +166,7 @@ class HubJob:
             record.log.end,
             coordinator.phase.value,
             encode_error(record.cause) if record.status.ended and isinstance(record.cause, DfmError) else b"",
+            coordinator.waiting().waits,
         )
 
     def known(self) -> fm.Known:

@@ -18,12 +18,13 @@ from dfm_async.engine.coordinator import FROM_LOCATIONS
 from dfm_async.engine.machine import StopOutcome
 from dfm_async.model.call_limits import SiteCapacity
 from dfm_async.model.ids import Frame, Location
+from dfm_async.model.info import WaitInfo
 from dfm_async.model.job_spec import JobSpec, Seconds
 from dfm_async.model.pool_size import IDLE_AFTER, Workers
 from dfm_async.results.event_codec import Head
 from dfm_async.wire import messages as msg
 
-PROTOCOL: Final = 4
+PROTOCOL: Final = 5
 """The version of the protocol: raised when an older hub or site would not understand a message."""
 PYTHON: Final = f"{sys.version_info.major}.{sys.version_info.minor}"
 """Which Python this is. Code that is pickled can only be loaded by the same."""
@@ -412,6 +413,22 @@ class StopFrames(_OfJob, frozen=True, tag=135):
     """No further parameter set will come."""
 
 
+class SendEvent(_OfJob, frozen=True, tag=153):
+    """Send an event to a parameter set, or to the only one; answered by :class:`EventTaken`. ``value``: as JSON."""
+
+    request: int
+    name: str
+    frame: int | None
+    value: str
+
+
+class EventTaken(_OfJob, frozen=True, tag=154):
+    """Answers :class:`SendEvent`. ``problems``: why the event was not taken, if it was not."""
+
+    request: int
+    problems: tuple[str, ...] = ()
+
+
 class Halt(_OfJob, frozen=True, tag=136):
     """Stop a job; with a token: only the job of that submission."""
 
@@ -476,7 +493,8 @@ class Events(_OfJob, frozen=True, tag=141):
 class JobState(_OfJob, frozen=True, tag=142):
     """How far a job is. ``outcomes``: how its locations stopped, if it was cancelled; ``end``: how long its log is.
 
-    ``cause``: the error that it was aborted for, if it was for one.
+    ``cause``: the error that it was aborted for, if it was for one. ``waits``: its parameter sets that wait for events
+    or times, as in ``JobInfo``.
     """
 
     status: str
@@ -493,6 +511,7 @@ class JobState(_OfJob, frozen=True, tag=142):
     end: int
     phase: str
     cause: bytes = b""
+    waits: tuple[WaitInfo, ...] = ()
 
 
 class Find(_Numbered, frozen=True, tag=143):
@@ -582,7 +601,15 @@ class Route(Enum):
 
 
 _TABLE: Final[dict[Route, tuple[type[Any], ...]]] = {
-    Route.HUB_TO_LOCATION: (msg.StartJob, msg.OpenFrames, msg.Credit, msg.CancelJob, msg.PlaceTaken, msg.SpansTaken),
+    Route.HUB_TO_LOCATION: (
+        msg.StartJob,
+        msg.OpenFrames,
+        msg.Credit,
+        msg.CancelJob,
+        msg.PlaceTaken,
+        msg.SpansTaken,
+        msg.WaitAnswer,
+    ),
     Route.LOCATION_TO_HUB: (*FROM_LOCATIONS, msg.SendToPlace),
     Route.BETWEEN_LOCATIONS: (
         msg.Tokens,
@@ -624,6 +651,7 @@ AppMessage: TypeAlias = (
     | Submit
     | AddRows
     | StopFrames
+    | SendEvent
     | Halt
     | Fail
     | Follow
@@ -639,7 +667,19 @@ AppMessage: TypeAlias = (
 """The messages of an application."""
 
 HubMessage: TypeAlias = (
-    Welcome | Submitted | Events | Expired | JobState | Found | Listed | Asked | Relayed | SiteReport | LogLines | Bye
+    Welcome
+    | Submitted
+    | EventTaken
+    | Events
+    | Expired
+    | JobState
+    | Found
+    | Listed
+    | Asked
+    | Relayed
+    | SiteReport
+    | LogLines
+    | Bye
 )
 """The messages of the hub to an application."""
 

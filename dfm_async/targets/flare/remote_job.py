@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -18,9 +18,11 @@ from dfm_async.engine.frames import Row
 from dfm_async.engine.intake import LoggedErrors
 from dfm_async.engine.machine import Phase
 from dfm_async.engine.target import AlreadySubmitted
+from dfm_async.engine.waits import WaitEvent
 from dfm_async.errors import DfmError, EncodingError, JobExists, ParameterError, QueueFull, ResultsExpired
 from dfm_async.model.events import Event, Failure, FrameCompleted, Result, StatusChanged
 from dfm_async.model.ids import JobNumber
+from dfm_async.model.info import WaitInfo
 from dfm_async.model.stats import Traffic
 from dfm_async.model.status import JobStatus
 from dfm_async.model.waiting import JobWait
@@ -88,6 +90,10 @@ class RemoteJob:
         self._on_end: list[Callable[[RemoteJob], None]] = []
         self._room = Signal()
         self._state = "waits for the federation"
+        self._waits: tuple[WaitInfo, ...] = ()
+        self._sending: dict[int, Outcome[fm.EventTaken | None]] = {}
+        """The events that the hub has not answered."""
+        self._last_request = 0
         self._finished: float | None = None
         self._size = 0
         """The number of bytes of events that were received."""
@@ -156,7 +162,42 @@ class RemoteJob:
         most = 2 * self.spec.window
         await self._room.wait_until(lambda: len(self.record.open_frames) < most or not self.accepts)
 
-    def resume(self, rows: Mapping[int, Row], added: int, seen: Seen, failed: LoggedErrors) -> None:
+    # events
+
+    async def send_event(self, name: str, value: str, frame: int | None) -> None:
+        """Send an event, with a value as JSON, to a parameter set; None: to the only one. Return when the hub has it.
+
+        Raises:
+            ParameterError: the set does not take it.
+            DfmError: it cannot be sent.
+        """
+        if self.phase in (Phase.STOPPING, Phase.ENDED) or self.connection is None:
+            raise ParameterError([f"job {self.record.job_id} takes no event {name!r}: it has ended, or is about to"])
+        self._last_request += 1
+        number, answer = self._last_request, Outcome[fm.EventTaken | None]()
+        self._sending[number] = answer
+        try:
+            self._send(fm.SendEvent(self.record.job_id, number, name, frame, value))
+            taken = await answer
+        except TooLarge as error:
+            raise ParameterError([f"event {name!r} cannot be sent: {error}"]) from None
+        finally:
+            del self._sending[number]
+        if taken is None:
+            ended = f"it is not known whether event {name!r} was taken: job {self.record.job_id} has ended"
+            raise self.record.cause if isinstance(self.record.cause, DfmError) else ParameterError([ended])
+        if taken.problems:
+            raise ParameterError(list(taken.problems))
+
+    def take_answer(self, message: fm.EventTaken) -> None:
+        """Take the hub's answer to an event."""
+        answer = self._sending.get(message.request)
+        if answer is not None:
+            answer.settle(message)
+
+    def resume(
+        self, rows: Mapping[int, Row], added: int, seen: Seen, failed: LoggedErrors, waits: Iterable[WaitEvent] = ()
+    ) -> None:
         """Refuse: jobs of a federation are not interrupted.
 
         Raises:
@@ -187,7 +228,7 @@ class RemoteJob:
     def waiting(self) -> JobWait:
         """Return what is known about what the job waits for."""
         waits = self.phase is Phase.WAITING
-        return JobWait(waiting_for=self._state.removeprefix("waits for ") if waits else "")
+        return JobWait(waiting_for=self._state.removeprefix("waits for ") if waits else "", waits=self._waits)
 
     async def submit(self, offers: dict[str, str]) -> None:
         """Submit the job to the hub; return when the hub has it.
@@ -338,6 +379,8 @@ class RemoteJob:
     def _close(self, status: JobStatus, reason: str | None) -> None:
         self.phase = Phase.ENDED
         self._room.notify()
+        for answer in self._sending.values():
+            answer.settle(None)
         log = self.record.log
         log.owner = self.record.execution = None
         if self._known:
@@ -361,6 +404,7 @@ class RemoteJob:
         frames.opened, frames.open = state.opened, range(state.open)
         frames.stopped = frames.stopped or state.stopped
         self._state = state.state
+        self._waits = state.waits
         self.outcomes = dict(state.outcomes)
         self._finished = state.finished
         if state.cause and self.record.cause is None:
