@@ -258,6 +258,24 @@ async def test_checkpoints_have_a_limit(tmp_path: Path) -> None:
     assert (tmp_path / "elsewhere" / "lab.sqlite").exists()
 
 
+@lab.operation(checkpoint=True)
+def large_elements(size: int) -> Iterator[bytes]:
+    for _ in range(20):
+        yield bytes(size)
+
+
+async def test_elements_beyond_the_limit_fail_their_generator(tmp_path: Path) -> None:
+    with Pipeline() as pipeline:
+        Yield(large_elements(PlaceParam("size")))
+    options = LocalOptions(checkpoint_bytes=200_000)
+    async with Session(fed, target="inline", store=f"sqlite:///{tmp_path}/jobs.db", options=options) as session:
+        job = await session.execute(pipeline, {"size": 20_000})
+        with pytest.raises(JobFailed, match=r"large_elements.*more than the limit of .*checkpoint_bytes"):
+            await job
+        assert 1 <= len(await job.collect(errors="skip")) < 20
+        assert len(await (await session.execute(pipeline, {"size": 20})).collect()) == 20
+
+
 async def test_calls_have_a_key_that_stays_the_same(tmp_path: Path) -> None:
     with Pipeline() as pipeline:
         Yield(key())
@@ -292,6 +310,18 @@ async def test_retried_parameter_sets_use_recorded_values(target: Target, tmp_pa
         assert calls(tmp_path) == {f"double-{n}": 1 for n in range(3, 7)}
         await session.forget(job.job_id)
         assert {name for name, *_ in recorded(tmp_path / "jobs.db-checkpoints" / "lab.sqlite")} == {name_of(again)}
+
+
+async def test_a_fork_uses_values_that_workers_have_recorded(tmp_path: Path) -> None:
+    (tmp_path / "open").touch()
+    async with Session(fed, target="local", store=f"sqlite:///{tmp_path}/jobs.db", options=SHORT) as session:
+        job = await session.execute(rounds(), {"folder": str(tmp_path)})
+        assert (await job.first()).value == 32
+        fork = await job.fork("double", frame=(0, 3))
+        assert (await fork.first()).value == 32
+        await fork
+    doubled = {name: count for name, count in calls(tmp_path).items() if name.startswith("double")}
+    assert doubled == {"double-1": 1, "double-2": 1, "double-4": 1, "double-8": 2, "double-16": 2}
 
 
 async def test_a_job_does_not_use_values_of_an_earlier_job_with_its_id(tmp_path: Path) -> None:
@@ -374,10 +404,11 @@ def of_two_generators(source: Any) -> Pipeline:
     return pipeline
 
 
-def recorded_elements(folder: Path, node: str) -> int:
+def recorded_elements(folder: Path, node: str) -> tuple[int, bool]:
+    """Return how many elements of a node are recorded, and whether its end is."""
     with contextlib.closing(sqlite3.connect(folder / "jobs.db-checkpoints" / "lab.sqlite")) as connection:
-        found = connection.execute("SELECT total(count) FROM elements WHERE node = ?", (node,)).fetchone()
-    return int(found[0])
+        found = connection.execute("SELECT count FROM elements WHERE node = ?", (node,)).fetchall()
+    return sum(count for (count,) in found), (0,) in found
 
 
 @pytest.mark.parametrize("target", ["inline", "local"])
@@ -390,7 +421,7 @@ async def test_a_generator_does_not_repeat_elements_that_were_read(
     source: Any, pipeline: Callable[[Any], Pipeline], target: Target, tmp_path: Path
 ) -> None:
     job_id = await interrupted(pipeline(source), tmp_path, target)
-    count = recorded_elements(tmp_path, f"{source.name}#0")
+    count, ended = recorded_elements(tmp_path, f"{source.name}#0")
     assert count >= 9
     async with Session(fed, target=target, store=f"sqlite:///{tmp_path}/jobs.db", options=SHORT) as session:
         values = [result.value async for result in await session.resume(job_id)]
@@ -400,11 +431,11 @@ async def test_a_generator_does_not_repeat_elements_that_were_read(
     assert len(read) == 12, "elements that were read have changed"
     produced = {number: found[f"produced-{number}"] for number in range(count)}
     if source is lines:
-        assert set(produced.values()) == {1 if count == 12 else 2}
+        assert set(produced.values()) == {1 if ended else 2}
     else:
         assert set(produced.values()) == {1}
         assert found[f"{source.name}-from-0"] == 1
-        assert found[f"{source.name}-from-{count}"] == (count < 12)
+        assert found[f"{source.name}-from-{count}"] == (not ended)
 
 
 @pytest.mark.parametrize("checkpoint", ["marked", "calls"])
@@ -417,7 +448,7 @@ async def test_elements_that_a_generator_yields_as_results_are_recorded(
         Yield(texts, place="texts")
         Yield(read_page(folder, "9", after=texts), place="end")
     job_id = await interrupted(pipeline, tmp_path, "inline", checkpoint=checkpoint)
-    assert recorded_elements(tmp_path, "pages#0") == 1000
+    assert recorded_elements(tmp_path, "pages#0") == (1000, True)
     async with Session(fed, target="inline", store=f"sqlite:///{tmp_path}/jobs.db", options=SHORT) as session:
         job = await session.resume(job_id)
         values = [result.value async for result in job.results("texts", ordered=True)]
@@ -506,9 +537,9 @@ async def test_a_generator_that_was_closed_early_has_not_ended(tmp_path: Path) -
         job = await session.execute(pipeline, {"folder": str(tmp_path)})
         assert len((await job.first()).value) == 3
         await job
-    with contextlib.closing(sqlite3.connect(tmp_path / "jobs.db-checkpoints" / "lab.sqlite")) as connection:
-        assert connection.execute("SELECT count(*) FROM elements WHERE count = 0").fetchone() == (0,)
-    assert recorded_elements(tmp_path, "pages#0") < 5000
+    count, ended = recorded_elements(tmp_path, "pages#0")
+    assert 3 <= count < 5000
+    assert not ended
 
 
 # versions of the code
@@ -559,6 +590,37 @@ async def test_a_job_is_not_resumed_with_other_code_unless_that_is_accepted(tmp_
     async with Session(changed, target="inline", store=store) as session:
         with pytest.raises(DfmError, match="is finished: only interrupted jobs can be resumed"):
             await session.resume(job.job_id)
+
+
+async def test_all_operations_whose_code_has_changed_are_listed(tmp_path: Path) -> None:
+    def versions(change: int) -> tuple[Federation, Pipeline]:
+        federation = Federation("versions")
+        site, other = federation.site("lab"), federation.site("desk")
+        code = "def {0}(x: int) -> int:\n    return x + {1}"
+        space: dict[str, Any] = {}
+        for name, number in (("first", change), ("second", change), ("third", 0)):
+            exec(code.format(name, number), space)
+        first, second = site.operation(space["first"]), other.operation(space["second"])
+        third = other.operation(space["third"])
+        held = other.operation(waiting)
+        with Pipeline("three") as pipeline:
+            Yield(held(PlaceParam("folder"), third(second(first(1)))))
+        return federation, pipeline
+
+    store = f"sqlite:///{tmp_path}/jobs.db"
+    before, pipeline = versions(1)
+    async with Session(before, target="inline", store=store, options=SHORT) as session:
+        job = await session.execute(pipeline, {"folder": str(tmp_path)})
+        await first_event(job, Progress)
+    async with Session(versions(2)[0], target="inline", store=store) as session:
+        with pytest.raises(PipelineError) as caught:
+            await session.resume(job.job_id)
+    problems = [str(problem) for problem in caught.value.problems]
+    assert [problem.partition(";")[0] for problem in problems] == [
+        "the code of 'first' at site 'lab' has changed since the job was submitted",
+        "the code of 'second' at site 'desk' has changed since the job was submitted",
+    ]
+    assert all(problem in str(caught.value) for problem in problems)
 
 
 def test_fingerprints_ignore_layout_comments_and_decorators() -> None:
