@@ -6,12 +6,12 @@ import asyncio
 import functools
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from time import time as now
 from typing import Any, Final, Literal, Protocol
 
 from dfm_async.base.signals import Signal
 from dfm_async.base.suspension import DeadlineTimer, suspension
 from dfm_async.base.timers import Timer
+from dfm_async.base.wall_clock import WallTimer, wall_time
 from dfm_async.engine import machine as do
 from dfm_async.engine import waits as do_wait
 from dfm_async.engine.frames import Answer, Batch, FrameLedger, IncomingSets, Row
@@ -127,9 +127,7 @@ class Coordinator:
         self._waits = WaitLedger(keep=may_rerun)
         self._unsent: deque[tuple[int, do_wait.Reply]] | None = None
         """The answers to waits that are sent when the journal has them: the offset of the event, and the answer."""
-        self._alarm: Timer | None = None
-        self._epoch: float | None = None
-        """What the loop's clock has to be increased by to get seconds since 1970."""
+        self._alarm: WallTimer | None = None
         record.log.owner = self
         record.execution = self.machine
 
@@ -270,14 +268,6 @@ class Coordinator:
 
     # events and times
 
-    @property
-    def _now(self) -> float:
-        """The time in seconds since 1970. While the job runs it advances as the clock of the loop does."""
-        passed = asyncio.get_running_loop().time()
-        if self._epoch is None:
-            self._epoch = now() - passed
-        return self._epoch + passed
-
     async def send_event(self, name: str, value: str, frame: int | None) -> None:
         """Send an event, with a value as JSON, to a parameter set; None: to the only one.
 
@@ -295,7 +285,7 @@ class Coordinator:
         if self._waits.is_full(index):
             kept = f"parameter set {index} has {EVENTS_KEPT:,} events that were not taken, which is the limit"
             raise ParameterError([f"event {name!r} cannot be kept: {kept}"])
-        sent, log = self._now, self.record.log
+        sent, log = wall_time(), self.record.log
         self.record.add(EventSent(log.end, (index,), name, found, sent), len(value))
         self._carry_out_waits(self._waits.send(index, name, value, sent))
         log.changed.notify()
@@ -323,7 +313,7 @@ class Coordinator:
         in_flight = bool(message.frame) and message.frame[0] in self.frames.open
         if self.machine.phase is Phase.RUNNING and named and timed and in_flight:
             found = message.at, message.node, message.frame, message.event, message.seconds
-            self._carry_out_waits(self._waits.begin(*found, self._now))
+            self._carry_out_waits(self._waits.begin(*found, wall_time()))
             self.record.log.changed.notify()
         self._used_credit(message.at, 1, 0)
 
@@ -363,20 +353,18 @@ class Coordinator:
         if self._alarm is None:
             if due is None:
                 return
-            self._alarm = Timer(self._time_over)
-        self._alarm.set(None if due is None else due - (self._now - asyncio.get_running_loop().time()))
+            self._alarm = WallTimer(self._time_over)
+        self._alarm.set(due)
 
-    def _time_over(self) -> None:
-        due = self._waits.due()
-        if due is not None:  # what is due now is over, whatever floating-point numbers make of it
-            self._carry_out_waits(self._waits.expire(max(due, self._now)))
-            self.record.log.changed.notify()
+    def _time_over(self, now: float) -> None:
+        self._carry_out_waits(self._waits.expire(now))
+        self.record.log.changed.notify()
 
     def _end_waits(self) -> None:
         self._waits.clear()
         self._unsent = self.record.on_written = None
         if self._alarm is not None:
-            self._alarm.cancel()
+            self._alarm.set(None)
             self._alarm = None
 
     # messages from and to other jobs

@@ -17,7 +17,6 @@ from dfm_async import (
     ForEach,
     Job,
     JobStatus,
-    ParameterError,
     Pipeline,
     PlaceParam,
     RetryPolicy,
@@ -27,6 +26,8 @@ from dfm_async import (
     Yield,
     collect,
 )
+from dfm_async.base.wall_clock import replace_wall_clock
+from dfm_async.errors import JobInterrupted
 from dfm_async.events import EventSent, WaitBegan, WaitEnded, WorkerNotice
 from tests.support.postgres import PostgresServer
 from tests.support.sessions import SHORT
@@ -100,7 +101,7 @@ async def test_events_that_were_sent_are_not_asked_for_again(place: str, url: st
     assert job.status is JobStatus.INTERRUPTED
     async with opened(place, url) as session:
         found = await session.reattach("two")
-        with pytest.raises(ParameterError, match="takes no event 'second': it does not run"):
+        with pytest.raises(JobInterrupted, match=r"resume\(job_id\) continues it"):
             await found.send("second", 2)
         job = await session.resume("two")
         await waits_for(job, "second")
@@ -141,15 +142,13 @@ async def test_each_execution_keeps_the_event_that_it_has_taken(place: str, url:
         assert (await job.first()).value == [expected, 0]
 
 
-async def test_times_end_when_they_would_have_ended(place: str, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_times_end_when_they_would_have_ended(place: str, url: str) -> None:
     async with opened(place, url) as session:
         job = await session.execute(timers, job_id="timers")
         await waits_for(job, "", "never")
         until = {wait.name: wait.until for wait in job.info().waits}
-    later = 0.0
-    real = time.time
-    monkeypatch.setattr("dfm_async.engine.coordinator.now", lambda: real() + later)
     later = 1900.0
+    replace_wall_clock(asyncio.get_running_loop(), lambda: time.time() + later)
     async with opened(place, url) as session:
         job = await session.resume("timers")
         assert (await job.first()).value == 0
