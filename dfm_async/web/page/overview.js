@@ -13,7 +13,7 @@ const MINUTE = 60;
 const TICK = 5000;
 const BRIEF = 160;
 
-const span = seconds => (seconds < 3600 ? `${seconds / 60} min` : `${seconds / 3600} h`);
+const span = seconds => `last ${seconds < 3600 ? `${seconds / 60} min` : `${seconds / 3600} h`}`;
 
 export class Overview {
   #jobs = new Map(); // the newest of all
@@ -84,15 +84,16 @@ export class Overview {
     const now = Date.now() / 1000;
     const over = [...this.#jobs.values()].filter(info => info.finished !== null);
     const age = now - over.reduce((first, info) => Math.min(first, info.finished), now);
-    const most = SPANS.findLast(seconds => now - seconds >= this.#from) ?? SPANS[0];
-    const seconds = Math.min(most, SPANS.find(found => found >= age) ?? SPANS.at(-1));
+    const wanted = SPANS.find(found => found >= age) ?? SPANS.at(-1);
+    // Of more jobs than are known here, the newest are counted.
+    const [seconds, since] = now - wanted >= this.#from ? [wanted, span(wanted)] : [now - this.#from, `since ${moment(this.#from)}`];
     const recent = over.filter(info => info.finished > now - seconds);
-    this.#tell(recent, seconds);
-    this.#draw(recent, now, seconds);
+    this.#tell(recent, since);
+    this.#draw(recent, now, seconds, since);
     this.#list();
   }
 
-  #tell(recent, seconds) {
+  #tell(recent, when) {
     const number = (...statuses) => [...this.#jobs.values()].filter(info => statuses.includes(info.status)).length;
     const failed = recent.filter(info => info.status === "failed").length;
     const finished = recent.filter(info => info.status === "finished").length;
@@ -103,18 +104,18 @@ export class Overview {
     this.totals.replaceChildren(...[
       ["Running", count(number("running"))],
       ["Waiting", count(number("submitted"))],
-      [`Finished, ${span(seconds)}`, count(finished)],
-      [`Failed, ${span(seconds)}`, count(failed) + share, failed > 0],
+      [`Finished, ${when}`, count(finished)],
+      [`Failed, ${when}`, count(failed) + share, failed > 0],
       ["Sets per minute", count(sum("sets"))],
       ["Errors per minute", count(sum("errors")), sum("errors") > 0],
     ].map(([name, value, wrong]) => h("div", { class: wrong && "wrong" }, h("dt", {}, name), h("dd", {}, value))));
-    say(this.note, `in the last ${span(seconds)}`);
+    say(this.note, when);
     const took = recent.filter(info => info.status === "finished").map(info => info.finished - info.created).sort((one, other) => one - other);
     say(this.rate, took.length ? `${plural(recent.length, "job")}; half of the finished ones took ${duration(took[Math.floor((took.length - 1) / 2)])} or less, the longest ${duration(took.at(-1))}`
       : recent.length ? plural(recent.length, "job") : "No job has ended.");
   }
 
-  #draw(recent, now, seconds) {
+  #draw(recent, now, seconds, when) {
     const stacks = Array.from({ length: BARS }, () => ({ finished: 0, failed: 0, stopped: 0 }));
     for (const { finished, status } of recent) {
       const stack = stacks[Math.min(BARS - 1, Math.max(0, Math.floor(((finished - now + seconds) / seconds) * BARS)))];
@@ -130,7 +131,7 @@ export class Overview {
       });
     }));
     const total = name => stacks.reduce((sum, stack) => sum + stack[name], 0);
-    this.drawing.setAttribute("aria-label", `Jobs that ended in the last ${span(seconds)}: ${total("finished")} finished, ${total("failed")} failed, ${total("stopped")} stopped`);
+    this.drawing.setAttribute("aria-label", `Jobs that ended, ${when}: ${total("finished")} finished, ${total("failed")} failed, ${total("stopped")} stopped`);
   }
 
   #list() {
