@@ -52,7 +52,7 @@ class Federation(Shown):
         self.api_version = api_version
         self.description = description
         if isinstance(packages, str):
-            raise TypeError(f"packages must be a tuple of names, such as ({packages!r},), not a text")
+            raise TypeError(f"packages must be a tuple of names, such as ({packages!r},), not a string")
         self.packages: tuple[str, ...] | None = None if packages is None else tuple(packages)
         self.compat = compat
         self.sites: dict[str, Site] = {}

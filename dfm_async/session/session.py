@@ -801,4 +801,4 @@ def _check_job_id(job_id: object) -> None:
     if not isinstance(job_id, str):
         raise TypeError(f"job_id must be a string, not {job_id!r}")
     if not job_id or job_id.encode("utf-8", "replace").decode() != job_id:
-        raise ValueError(f"job_id must be a text that is not empty and can be encoded, not {job_id!r}")
+        raise ValueError(f"job_id must be a non-empty string that can be encoded, not {job_id!r}")

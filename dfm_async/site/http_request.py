@@ -89,7 +89,7 @@ def sign(plan: RequestPlan, arguments: Mapping[str, Any]) -> Signature:
     for credential in plan.credentials:
         secret = arguments.get(credential.argument)
         if not isinstance(secret, str) or not secret:
-            raise ValueError(f"the secret {credential.argument!r} must be a text that is not empty")
+            raise ValueError(f"the secret {credential.argument!r} must be a non-empty string")
         if _CONTROL.search(secret) or (credential.kind in ("bearer", "header") and not secret.isascii()):
             raise ValueError(f"the secret {credential.argument!r} has characters that cannot be sent")
         match credential.kind:

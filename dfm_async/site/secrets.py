@@ -152,7 +152,7 @@ class Secrets:
         if self._vault is None:
             raise SecretError(self._site, key, "the site has not started")
         if not isinstance(key, str) or not key:
-            raise SecretError(self._site, "", f"the name of a secret is a text that is not empty, not {key!r}")
+            raise SecretError(self._site, "", f"the name of a secret must be a non-empty string, not {key!r}")
         return self._vault
 
     def _handed_out(self, key: str, found: Any) -> Any:

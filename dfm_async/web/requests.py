@@ -215,9 +215,11 @@ def _problems(error: ValidationError, kind: type[_Body]) -> list[str]:
     found = []
     for problem in error.errors(include_url=False, include_input=False):
         where, text = ".".join(str(part) for part in problem["loc"]), problem["msg"]
-        if problem["type"] == "extra_forbidden":
+        if problem["type"] == "model_type":
+            text = "the body must be a JSON object"
+        elif problem["type"] == "extra_forbidden":
             text = f"unknown field (the request has: {', '.join(kind.model_fields)})"
             if "params" in kind.model_fields:
-                text += f'. Parameters of the pipeline belong into {{"params": {{"{where}": ...}}}}'
+                text += f'. Write parameters of the pipeline as {{"params": {{"{where}": ...}}}}'
         found.append(f"{where}: {text}" if where else text)
     return found

@@ -93,7 +93,7 @@ WRONG: list[tuple[list[str], str]] = [
     (["run", STATIONS, "squares", "--params", "sets.json"], "item 1 is not an object of parameters, but a value of"),
     (["run", STATIONS, "squares", "-p", "x=1", "--output", "raising.py"], "--output raising.py: "),
     (["run", STATIONS, "squares", "-p", "x=1", "--trace", "no/file"], "--trace no/file: No such file or directory"),
-    (["run", STATIONS, "squares", "-p", "x=1", "--job-id", ""], "job_id must be a text that is not empty"),
+    (["run", STATIONS, "squares", "-p", "x=1", "--job-id", ""], "job_id must be a non-empty string"),
     (["run", STATIONS, "-", "--params", "-"], "standard input cannot be both"),
     (["serve", STATIONS, "--host", "0.0.0.0"], "clients need a token"),
     (["serve", STATIONS, "--token-file", "short.txt"], "the token has 5 characters"),

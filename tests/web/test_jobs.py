@@ -162,8 +162,9 @@ async def test_all_problems_of_a_submission_are_reported(server: Server) -> None
     assert await refused_fields(post("/pipelines/squares/jobs", json={"x": 3})) == [
         "x: unknown field (the request has: params, open, job_id, priority, deadline, start_at, on_error, "
         "on_disconnect). "
-        'Parameters of the pipeline belong into {"params": {"x": ...}}'
+        'Write parameters of the pipeline as {"params": {"x": ...}}'
     ]
+    assert await refused_fields(post("/pipelines/squares/jobs", json=[])) == ["the body must be a JSON object"]
     job_id = await server.submit("squares", {"x": 3})
     unknown = await refused_fields(post(f"/jobs/{job_id}/cancel", json={"why": "enough"}))
     assert unknown == ["why: unknown field (the request has: reason)"]

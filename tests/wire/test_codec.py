@@ -230,6 +230,14 @@ def test_the_error_of_a_local_class_advises_a_module() -> None:
         untrusted.pack(object())
 
 
+def test_the_error_of_a_local_function_advises_the_top_level_of_a_module() -> None:
+    for value in (lambda: None, {"key": [lambda: None]}):
+        with pytest.raises(EncodingError, match=r"\. Define it at the top level of its module$"):
+            trusted.pack(value)
+    with pytest.raises(EncodingError, match="no codec knows this type"):
+        untrusted.pack(lambda: None)
+
+
 @pytest.mark.parametrize(
     ("nest", "path"),
     [(lambda part: {"s": {part}}, "value['s'].item("), (lambda part: {part: 1}, "value.key(")],

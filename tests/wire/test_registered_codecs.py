@@ -174,7 +174,7 @@ def test_one_broken_value_does_not_spoil_its_batch() -> None:
         ({"kind": 5}, TypeError, "codecs are registered for types, not for 5"),
         ({"kind": list}, ValueError, "values of list are sent without a codec"),
         ({"kind": tuple}, ValueError, "values of tuple are sent without a codec"),
-        ({"name": ""}, TypeError, "the name of a codec must be a text"),
+        ({"name": ""}, TypeError, "the name of a codec must be a string"),
         ({"name": "pandas.DataFrame"}, ValueError, "is reserved"),
         ({"kind": FineGrid}, ValueError, "the codec 'tests.Grid' exists already, for"),
         ({"decode": None}, TypeError, "encode and decode of the codec 'tests.Grid' must be functions"),

@@ -376,7 +376,12 @@ class Engine:
                     value, error, path = part, inner, path + step
                     break
             else:
-                return self._refusal(type(value), path, str(error) or type(error).__name__)
+                reason = str(error) or type(error).__name__
+                if "<locals>" in getattr(value, "__qualname__", type(value).__qualname__) and not isinstance(
+                    error, EncodingError
+                ):
+                    reason += ". Define it at the top level of its module"
+                return self._refusal(type(value), path, reason)
 
     def _refusal(self, kind: type, path: str, reason: str) -> EncodingError:
         return EncodingError(type_name(kind), path, reason, stored=self.mode.stored)

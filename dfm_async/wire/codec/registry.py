@@ -128,7 +128,7 @@ class _Registry:
             LookupError: there is none.
         """
         if not isinstance(name, str):
-            raise TypeError("the name of a codec must be a text")
+            raise TypeError("the name of a codec must be a string")
         if name not in self._names:
             library = name.partition(".")[0]
             if library in LIBRARIES:
@@ -232,7 +232,7 @@ def register(
     if not callable(encode) or not callable(decode):
         raise TypeError(f"encode and decode of the codec {name!r} must be functions")
     if not isinstance(name, str) or not name:
-        raise TypeError(f"the name of a codec must be a text, not {name!r}")
+        raise TypeError(f"the name of a codec must be a string, not {name!r}")
     if kind in _CORE:
         raise ValueError(f"values of {type_name(kind)} are sent without a codec")
     if name.partition(".")[0] in LIBRARIES:
