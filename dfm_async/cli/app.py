@@ -158,6 +158,23 @@ def cancel(
 
 
 @command(app)
+def send(
+    job: Annotated[str, typer.Argument(metavar="JOB", help="The id of the job.", show_default=False)],
+    event: Annotated[str, typer.Argument(metavar="EVENT", help="The name of the event.", show_default=False)],
+    source: SourceOptions,
+    value: Annotated[
+        str, typer.Argument(metavar="[VALUE]", help="Its value: JSON, or a text if the event takes one.")
+    ] = "null",
+    frame: Annotated[int | None, option("The parameter set, if the job has several.", "NUMBER")] = None,
+    as_json: JsonOption = False,
+) -> Work:
+    """Send an event to a job of a service whose pipeline waits for it."""
+    from dfm_async.cli.jobs import send as send_event
+
+    return send_event(source, job, event, value, frame, as_json=as_json)
+
+
+@command(app)
 def retry(
     job: Annotated[str, typer.Argument(metavar="JOB", help="The id of the job.", show_default=False)],
     source: SourceOptions,

@@ -1,4 +1,4 @@
-"""``dfm-async jobs``, ``attach``, ``logs``, ``retry``, ``fork``, ``cancel``: jobs of a service or a store."""
+"""``dfm-async jobs``, ``attach``, ``logs``, ``send``, ``retry``, ``fork``, ``cancel``: jobs of a service or a store."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from dfm_async.cli.options import EventOptions, Output, SourceOptions
+from dfm_async.cli.params import parse_value
 from dfm_async.cli.program import BadInput, Exit, Unreachable, exit_of_status, print_message, safe, safe_json
 from dfm_async.cli.references import load_module
 from dfm_async.cli.results import check_places, json_values, value_text, writer_of
@@ -39,6 +40,7 @@ from dfm_async.model.events import (
 from dfm_async.model.info import JobInfo
 from dfm_async.model.job_filter import JobFilter
 from dfm_async.model.status import JobStatus
+from dfm_async.planning.types import type_of_event
 from dfm_async.results.event_codec import event_data
 from dfm_async.session.job import Job
 from dfm_async.session.session import Session
@@ -123,6 +125,12 @@ class _StoredJobs:
     async def cancel(self, job_id: str, reason: str) -> dict[str, str]:
         """Cancel a job, also one that another process runs."""
         return await (await self._job(job_id)).cancel(reason)
+
+    async def send(self, job_id: str, name: str, value: Any, *, frame: int | None) -> JobInfo:
+        """Send an event to a job that another process runs."""
+        job = await self._job(job_id)
+        await job.send(name, value, frame=frame)
+        return job.info()
 
     async def retry_failed(self, job_id: str) -> JobInfo:
         """Refuse: a store has no operations."""
@@ -244,6 +252,20 @@ async def cancel(options: SourceOptions, job_id: str, reason: str, *, as_json: b
         return Exit.SUCCESS
     sites = "".join(f"\n  {safe(site)}: {safe(outcome)}" for site, outcome in outcomes.items())
     await output.line(f"job {safe(job_id)} is {info.status.value}{sites}")
+    return Exit.SUCCESS
+
+
+async def send(options: SourceOptions, job_id: str, name: str, text: str, frame: int | None, *, as_json: bool) -> int:
+    """Send an event to a job, and show what it waits for now."""
+    output = StandardOutput()
+    async with _open(options) as source:
+        schema = (await source.info(job_id)).events_awaited.get(name)
+        value = parse_value(text, () if schema is None else (type_of_event(schema),))
+        info = await source.send(job_id, name, value, frame=frame)
+    if as_json:
+        await output.line(safe_json(msgspec.json.encode(info)))
+        return Exit.SUCCESS
+    await output.line(f"event {safe(repr(name))} was sent to job {safe(job_id)}")
     return Exit.SUCCESS
 
 

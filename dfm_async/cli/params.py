@@ -39,7 +39,7 @@ def parse_params(given: Sequence[str], types: Mapping[str, Sequence[Any]]) -> Pa
             raise BadInput(f"--param takes name=value, not {argument!r}")
         if name in found:
             raise BadInput(f"--param {name} is given twice. For several parameter sets, use --params FILE")
-        found[name] = _value(text, types.get(name, ()))
+        found[name] = parse_value(text, types.get(name, ()))
     return found
 
 
@@ -53,7 +53,8 @@ def parameter_rows(plan: Plan, pipeline: Pipeline, federation: Federation) -> li
     return rows
 
 
-def _value(text: str, types: Sequence[Any]) -> Any:
+def parse_value(text: str, types: Sequence[Any]) -> Any:
+    """Return a value: what the text is as JSON if the declared types accept that, else the text."""
     try:
         data = msgspec.json.decode(text)
     except (ValueError, RecursionError):

@@ -216,6 +216,19 @@ class Client:
         body = {"params": params}
         return self._info(await self._connection.request("POST", f"{_path(job_id)}/inputs", job_id, body=body))
 
+    async def send(self, job_id: str, name: str, value: Any = None, *, frame: int | None = None) -> JobInfo:
+        """Send an event to a parameter set of a job: a ``Wait`` of the pipeline for that name takes it.
+
+        Args:
+            job_id: the job.
+            name: the name of the event.
+            value: its value, as JSON represents it.
+            frame: the number of the parameter set; None if the job has exactly one.
+        """
+        body = {"value": value, "frame": frame}
+        path = f"{_path(job_id)}/events/{quote(name, safe='')}"
+        return self._info(await self._connection.request("POST", path, job_id, body=body))
+
     async def send_stop_frame(self, job_id: str) -> JobInfo:
         """Declare that no further parameter sets will come: the job ends when all are done."""
         return self._info(await self._connection.request("POST", f"{_path(job_id)}/finish", job_id))

@@ -82,8 +82,8 @@ _ROWS: Final = (
     _row("handled", FailureHandled, type_name="status", message="text", attempt="step"),
     _row("status", StatusChanged, reason="text"),
     _row("frame", FrameCompleted),
-    _row("wait", WaitBegan, name="text", until="total"),
-    _row("event", EventSent, name="node", sent="done"),
+    _row("wait_began", WaitBegan, name="text", until="total"),
+    _row("event_sent", EventSent, name="node", sent="done"),
     _row("wait_ended", WaitEnded, name="text", by="status"),
     _row("worker", WorkerNotice, kind="node", detail="text", seconds="done"),
 )

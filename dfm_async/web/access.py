@@ -20,8 +20,8 @@ from dfm_async.web.responses import Refusal
 
 Action: TypeAlias = Literal["list", "submit", "prioritize", "read", "send", "cancel", "forget", "debug", "metrics"]
 """What a client wants: see jobs and pipelines, submit a job, submit one with a priority above 0, read one, send it
-inputs or resume it, cancel it, forget it when it has ended, see the tracebacks of its errors, see the metrics and the
-state of workers."""
+inputs and events or resume it, cancel it, forget it when it has ended, see the tracebacks of its errors, see the
+metrics and the state of workers."""
 
 _NOT_BY_DEFAULT: Final = ("debug", "metrics", "prioritize")
 _FORWARDED: Final = (

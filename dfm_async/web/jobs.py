@@ -25,6 +25,7 @@ from dfm_async.web.requests import (
     Cancel,
     Fork,
     Inputs,
+    Sent,
     Submission,
     WholePipeline,
     flag,
@@ -152,6 +153,17 @@ class JobHandlers(Handlers):
                 await unless_disconnected(request, job.send_input_params(body.params))
         if body.last:
             await job.send_stop_frame()
+        return answer(info_data(job.info()), 202)
+
+    async def send_event(self, request: Request, _send: Send) -> Response:
+        """Send an event to a parameter set of a job."""
+        state = self._state
+        principal, job, info = await state.job(request, "send")
+        if info.status.ended:
+            raise Refusal(409, "ended", f"the job is {info.status.value}: it takes no events")
+        with state.uploads.upload(principal) as upload:
+            body = await read_body(request, state.limits, upload, Sent)
+        await job.send(request.path_params["event"], body.value, frame=body.frame)
         return answer(info_data(job.info()), 202)
 
     async def finish(self, request: Request, _send: Send) -> Response:

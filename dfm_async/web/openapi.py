@@ -16,7 +16,7 @@ import dfm_async
 from dfm_async.model.status import JobStatus
 from dfm_async.results.event_codec import EVENT_NAMES
 from dfm_async.web.paging import CURSOR, STATUS_CHOICES, largest_limit
-from dfm_async.web.requests import Cancel, Fork, Inputs, Submission, WholePipeline
+from dfm_async.web.requests import Cancel, Fork, Inputs, Sent, Submission, WholePipeline
 from dfm_async.web.responses import raw_answer
 from dfm_async.web.schemas import PipelineSchema, Schema
 from dfm_async.web.state import Handlers, State
@@ -60,6 +60,24 @@ _JOB: Final[Schema] = {
         "start_at": {
             "type": ["number", "null"],
             "description": "when it starts, if that was set",
+        },
+        "waits": {
+            "type": "array",
+            "description": "parameter sets that wait for events or times, the first 100",
+            "items": {
+                "type": "object",
+                "properties": {
+                    "name": {**_TEXT, "description": "the event; empty if only a time"},
+                    "frame": {"type": "array", "items": {"type": "integer"}},
+                    "node": _TEXT,
+                    "until": {"type": ["number", "null"], "description": "seconds since 1970"},
+                },
+            },
+        },
+        "events_awaited": {
+            "type": "object",
+            "description": "the events of its pipeline, each with the JSON schema of its value",
+            "additionalProperties": {"type": "object"},
         },
     },
 }
@@ -134,6 +152,7 @@ def _document(
         Submission,
         Inputs,
         Fork,
+        Sent,
         Cancel,
         *([WholePipeline] if state.allow_pipelines else []),
     ]
@@ -213,6 +232,13 @@ _ACCEPT_CHANGES: Final[Schema] = {
     "schema": {"type": "boolean", "default": False},
 }
 _JOB_ID: Final[Schema] = {"name": "job_id", "in": "path", "required": True, "schema": _TEXT}
+_EVENT_NAME: Final[Schema] = {
+    "name": "event",
+    "in": "path",
+    "required": True,
+    "schema": _TEXT,
+    "description": "the name of the event",
+}
 _AFTER: Final = _query("after", {"type": "integer", "minimum": -1}, "begin behind this offset")
 _GONE: Final = _query(
     "on_disconnect", {"enum": ["keep", "cancel"]}, "what happens to the job when the reader disconnects"
@@ -302,6 +328,9 @@ def _fixed(page_size: int) -> Schema:
         ),
         "/jobs/{job_id}/graph": _get("drawJob", "A drawing of the pipeline of a job", _DRAWING, _JOB_ID),
         "/jobs/{job_id}/inputs": _post("sendInputs", "Send further parameter sets", "202", Inputs),
+        "/jobs/{job_id}/events/{event}": _post(
+            "sendEvent", "Send an event to a parameter set that waits for it, or will", "202", Sent, _EVENT_NAME
+        ),
         "/jobs/{job_id}/finish": _post("finishInputs", "Close the inputs: no more parameter sets will come", "202"),
         "/jobs/{job_id}/resume": _post("resumeJob", "Resume an interrupted job", "202", None, _ACCEPT_CHANGES),
         "/jobs/{job_id}/retry": _post("retryJob", "Run the failed parameter sets again, as a new job", "201"),

@@ -151,6 +151,17 @@ class Fork(_Body):
     ] = False
 
 
+class Sent(_Body):
+    """An event for a parameter set."""
+
+    value: Annotated[Any, Field(description="the value of the event, of the type that the pipeline declares")] = None
+    frame: Annotated[
+        int | None,
+        Field(description="the number of the parameter set; null if the job has exactly one"),
+        BeforeValidator(_whole),
+    ] = None
+
+
 class Cancel(_Body):
     """Why a job is cancelled."""
 

@@ -174,6 +174,7 @@ class Service:
             route("GET", "/jobs/{job_id}/graph", Drawings(state).graph),
             WebSocketRoute("/jobs/{job_id}/socket", SocketEndpoint(SocketHandlers(state).stream, self.limits.retry)),
             route("POST", "/jobs/{job_id}/inputs", jobs.send),
+            route("POST", "/jobs/{job_id}/events/{event:path}", jobs.send_event),
             route("POST", "/jobs/{job_id}/finish", jobs.finish),
             route("POST", "/jobs/{job_id}/resume", jobs.resume),
             route("POST", "/jobs/{job_id}/retry", jobs.retry),

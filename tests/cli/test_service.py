@@ -164,9 +164,29 @@ def test_fork_needs_a_store_and_numbers(url: str) -> None:
     assert "--frame takes numbers, such as 0,57, not '0,x'" in wrong.stderr
 
 
+def test_send_sends_events_to_a_job(url: str) -> None:
+    submit(url, "approvals", "approved", [{}, {}])
+    refused = invoked("send", "approved", "approval", "true", "--url", url)
+    assert refused.exit_code != 0
+    assert "has 2 parameter sets" in refused.stderr
+    for frame in ("0", "1"):
+        done = invoked("send", "approved", "approval", "true", "--frame", frame, "--url", url)
+        assert (done.exit_code, done.stdout) == (0, "event 'approval' was sent to job approved\n")
+        (info,) = lines(
+            invoked("send", "approved", "note", f"{frame}", "--frame", frame, "--url", url, "--json").stdout
+        )
+        assert info["job_id"] == "approved"
+    written = invoked("attach", "approved", "--url", url, "-q").stdout.splitlines()
+    assert sorted(written) == ["yield [0] [True, '0']", "yield [1] [True, '1']"]
+    reported = invoked("logs", "approved", "--url", url).stdout
+    assert re.search(r"waits +Wait#\d+ \[0\] for event 'approval'", reported)
+    assert re.search(r"event +'note' \[1\] 1", reported)
+    assert re.search(r"goes on +Wait#\d+ \[1\] by event", reported)
+
+
 def test_what_does_not_exist_is_3(url: str) -> None:
-    for name in ("attach", "logs", "cancel", "retry"):
-        done = invoked(name, "nothing", "--url", url)
+    for name in ("attach", "logs", "cancel", "retry", "send"):
+        done = invoked(name, "nothing", *(["go"] if name == "send" else []), "--url", url)
         assert (done.exit_code, done.stdout) == (3, "")
         assert f"no job 'nothing' is known to the service {url}" in done.stderr
     elsewhere = invoked("jobs", "--url", "http://127.0.0.1:9")

@@ -34,7 +34,7 @@ EXAMPLES = 15
 
 ENDLESS = "streamJobs"
 """The one route that is not tried: its answer ends with the service."""
-MORE = ("runPipeline", "sendInputs", "streamEvents")
+MORE = ("runPipeline", "sendInputs", "sendEvent", "streamEvents")
 """They refuse also what fits the document: unknown operations, other parameters, what is behind the end of the log."""
 
 
@@ -62,6 +62,7 @@ def operations() -> list[str]:
         "readEvents",
         "streamEvents",
         "sendInputs",
+        "sendEvent",
         "finishInputs",
         "resumeJob",
         "retryJob",

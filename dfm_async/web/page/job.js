@@ -7,6 +7,7 @@ import { Faults, Nodes, Series } from "./parts.js";
 import { Results } from "./results.js";
 import { Feed, get, jobPath, post, url } from "./service.js";
 import { Timeline } from "./timeline.js";
+import { Waits } from "./waits.js";
 
 const REPLAYED = 10_000;
 const COLORS = 8;
@@ -37,10 +38,12 @@ export class JobView {
     this.results = new Results(model, color);
     this.faults = new Faults(model, color);
     this.series = new Series(model);
-    this.parts = { graph: this.graph, nodes: this.nodes, time: this.time, results: this.results, faults: this.faults, series: this.series };
+    this.waits = new Waits(model, { took: info => this.update(info) });
+    this.parts = { waits: this.waits, graph: this.graph, nodes: this.nodes, time: this.time, results: this.results, faults: this.faults, series: this.series };
     this.parts.head = { paint: painter(() => this.#head()) };
     this.#build();
     this.#head();
+    this.waits.paint();
     // The drawing first: it gives the sites their colours.
     this.graph.load().finally(() => {
       if (!this.#closed) this.#follow();
@@ -67,6 +70,7 @@ export class JobView {
         h("div", { class: "who" }, h("a", { class: "back", href: "?", "data-link": true }, "← All jobs"), this.title, h("p", { class: "soft mono" }, id)),
         h("p", { class: "buttons" }, ...Object.values(this.buttons))),
       this.notice, this.problem, this.facts, this.bar,
+      this.waits.card,
       this.faults.card,
       h("div", { class: "split" }, this.graph.card, h("div", { class: "stack" }, this.time.card, this.nodes.card, this.series.card)),
       this.results.card);

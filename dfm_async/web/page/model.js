@@ -13,6 +13,7 @@ const CALLS = 4000;
 const NODES = 2000;
 const SERIES = 48;
 const POINTS = 400;
+const WAITS = 100;
 
 /** Keeps the newest entries of a map that would grow without end. */
 function trim(map, most) {
@@ -134,7 +135,23 @@ export class JobModel {
   #enter(info) {
     this.info = info;
     if (ended(info.status)) for (const node of this.nodes.values()) node.started = node.done + node.failed;
-    return ["head", "graph", "nodes", "faults", "results"];
+    return ["head", "graph", "nodes", "faults", "results", "waits"];
+  }
+
+  on_wait_began({ offset, name, frame, node, until }) {
+    return this.#wait(offset, node, frame, [{ name, frame, node, until }]);
+  }
+
+  on_wait_ended({ offset, node, frame }) {
+    return this.#wait(offset, node, frame, []);
+  }
+
+  /** Replaces what waits at a node, unless what is known of the job is newer. */
+  #wait(offset, node, frame, now) {
+    if (offset < this.info.events) return [];
+    const others = (this.info.waits ?? []).filter(wait => wait.node !== node || wait.frame.join(".") !== frame.join("."));
+    this.info = { ...this.info, waits: [...others, ...now].slice(0, WAITS) };
+    return ["waits"];
   }
 
   /** Takes the job from the service. The number of sets done is not known for every ended job. */

@@ -1,4 +1,4 @@
-// A form for the registered pipelines, made from the schemas of their parameters.
+// A form for the registered pipelines, made from the schemas of their parameters; its fields serve other forms, too.
 
 import { h } from "./dom.js";
 import { get, post } from "./service.js";
@@ -6,7 +6,7 @@ import { get, post } from "./service.js";
 const PLAIN = new Set(["string", "integer", "number", "boolean"]);
 
 /** Follows references, and takes the only choice if there is one; null is none if it is the default. */
-function plainly(schema, definitions, depth = 0) {
+export function plainly(schema, definitions, depth = 0) {
   if (depth > 8 || typeof schema !== "object" || schema === null) return {};
   const own = {};
   for (const key of ["default", "description"]) if (schema[key] !== undefined) own[key] = schema[key];
@@ -18,7 +18,8 @@ function plainly(schema, definitions, depth = 0) {
   return { ...found, ...(empty && found.enum ? { enum: [null, ...found.enum] } : {}), ...own };
 }
 
-class Field {
+/** An input for a value, by its JSON schema. */
+export class Field {
   constructor(name, schema, required) {
     this.name = name;
     this.required = required;

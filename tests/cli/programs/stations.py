@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from dfm_async import Federation, ForEach, If, Pipeline, PlaceParam, Yield, current_context
+from dfm_async import Federation, ForEach, If, Pipeline, PlaceParam, Wait, Yield, current_context
 
 fed = Federation("stations")
 archive = fed.site("archive")
@@ -121,6 +121,9 @@ with Pipeline("anomalies") as pipeline:
 
 with Pipeline("waiting") as waiting:
     Yield(wait(PlaceParam("gate")))
+
+with Pipeline("approvals") as approvals:
+    Yield([Wait("approval", bool), Wait("note", str)])
 
 with Pipeline("numbered") as numbered:
     Yield(number_of(PlaceParam("gate"), PlaceParam("number")))

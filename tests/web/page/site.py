@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 from datetime import date
 from typing import Any, Literal
 
-from dfm_async import Federation, ForEach, OperationContext, Pipeline, PlaceParam, Yield
+from dfm_async import Federation, ForEach, OperationContext, Pipeline, PlaceParam, Sleep, Wait, Yield
 
 fed = Federation("weather")
 archive = fed.site("archive")
@@ -75,6 +75,12 @@ with Pipeline("hold") as holding:
         Yield(hold(number, PlaceParam("name")), place="squares")
         Yield(number, place="numbers")
 
+with Pipeline("approval") as approving:
+    Yield(Wait("approval", bool, timeout=3600), place="approved")
+    Yield(Wait("grade", Literal["good", "bad"]), place="grade")
+    Yield(Wait("count", int), place="count")
+    Yield("slept", place="slept", after=Sleep(3600))
+
 with Pipeline("alone") as waiting:
     Yield(alone(PlaceParam("x"), PlaceParam("name")))
 
@@ -124,4 +130,5 @@ PIPELINES = {
     "waiting": waiting,
     "defaulting": defaulting,
     "described": described,
+    "approving": approving,
 }

@@ -339,6 +339,29 @@ async def test_a_job_that_is_open_for_inputs_can_be_finished(server: Server, ope
     await finished(page)
 
 
+async def test_events_that_a_job_waits_for_are_sent_by_forms(server: Server, opened: Open) -> None:
+    page = await opened(await server.submit("approving", {}))
+    waits = card(page, "Waits for")
+    await expect(waits.locator("li")).to_have_count(4)
+    await expect(waits).to_contain_text("a time until")
+    await waits.get_by_role("button", name="Yes: approval").click()
+    await expect(waits.locator("li")).to_have_count(3)
+    await waits.get_by_role("form", name="grade").get_by_label("value").select_option("bad")
+    number = waits.get_by_role("form", name="count")
+    await number.get_by_label("value").fill("7")
+    await waits.get_by_role("form", name="grade").get_by_role("button", name="Send").click()
+    await expect(waits.locator("li")).to_have_count(2)
+    await expect(number.get_by_label("value")).to_have_value("7")  # what is typed stays
+    await number.get_by_role("button", name="Send").click()
+    await expect(waits.locator("li")).to_have_count(1)
+    results = card(page, "Results")
+    for text in ("true", "bad", "7"):
+        await expect(results).to_contain_text(text)
+    await page.get_by_role("button", name="Cancel job").first.click()
+    await page.get_by_role("dialog").get_by_role("button", name="Cancel job").click()
+    await expect(waits).to_be_hidden()
+
+
 async def test_failed_sets_run_again_and_the_page_shows_the_new_job(server: Server, opened: Open) -> None:
     job_id = await server.submit("breaking", {"x": 1})
     page = await opened(job_id)
