@@ -41,9 +41,8 @@ nitpick_ignore_regex = [
     # Names of other projects, whose inventories are not available during the build.
     (
         r"py:.*",
-        r"(asyncio|collections|contextlib|httpx2|logging|os|pathlib|starlette|threading|typing|upath)\..*|UPath",
+        r"(asyncio|collections|contextlib|datetime|httpx2|logging|os|pathlib|starlette|threading|typing|upath)\..*|UPath",
     ),
-    (r"py:.*", r"datetime\..*"),
     # Type variables, and fragments of types that Sphinx has split.
     (r"py:.*", r"(.*\.)?[A-Z](_co)?|dict\[.*|.*Literal\[.*"),
     # Internal types in signatures; applications do not use them.

@@ -8,9 +8,10 @@ import re
 from collections import deque
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Final, Generic, Literal, Self, TypeAlias, TypedDict, TypeVar
+
+import msgspec
 
 from dfm_async.base.signals import Signal
 from dfm_async.base.wall_clock import moment_text, sleep_until, wall_time
@@ -40,7 +41,7 @@ TickParams: TypeAlias = ParameterSets | Callable[[datetime], ParameterSets] | No
 
 
 class ScheduleOptions(TypedDict, total=False):
-    """The options of :meth:`Session.execute` that all jobs of a schedule have."""
+    """The options of :meth:`~dfm_async.Session.execute` that all jobs of a schedule have."""
 
     default_callback: Callback | None
     place_callbacks: Mapping[str, Callback] | None
@@ -54,8 +55,7 @@ class ScheduleOptions(TypedDict, total=False):
     checkpoint: Literal["marked", "calls"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ScheduleOwner(Generic[R]):
+class ScheduleOwner(msgspec.Struct, Generic[R], frozen=True, kw_only=True):
     """What a schedule needs of its session."""
 
     prepare: Callable[[], Awaitable[Plan[R]]]
@@ -75,7 +75,7 @@ class ScheduleOwner(Generic[R]):
 
 
 class Schedule(ClosableIterator, Generic[R]):
-    """A job for each tick of a timetable, returned by :meth:`Session.schedule`.
+    """A job for each tick of a timetable, returned by :meth:`~dfm_async.Session.schedule`.
 
     ``async with`` opens it: its ticks run until the block ends, or the session. The jobs that it has started go on.
     ``async for job in schedule`` yields the job of each tick, also if another replica has started it. The iteration

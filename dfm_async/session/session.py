@@ -43,7 +43,9 @@ from dfm_async.session.lifecycle import Supervisor
 from dfm_async.session.parameters import ParameterSets, is_stream
 from dfm_async.session.preparation import Preparation
 from dfm_async.session.profiling import Profiling, SessionProfile
+from dfm_async.session.schedule import Schedule, ScheduleOptions, ScheduleOwner, TickParams
 from dfm_async.session.submission import Params, Submission
+from dfm_async.session.timetables import timetable
 from dfm_async.session.watch import JobWatch, SiteWatch, Waits, job_info
 from dfm_async.store import open_store
 from dfm_async.targets.local import FederationRunner
@@ -56,7 +58,6 @@ from dfm_async.workers.process_memory import memory_of
 if TYPE_CHECKING:
     from dfm_async.discovery.advice import Discovery
     from dfm_async.session.durable import DurableJobs
-    from dfm_async.session.schedule import Schedule, ScheduleOptions, TickParams
     from dfm_async.store.base import Store
 
 R = TypeVar("R")
@@ -519,9 +520,6 @@ class Session(DirectCalls):
             ImportError: the extra ``schedule`` is not installed.
         """
         self._supervisor.check_open()
-        from dfm_async.session.schedule import Schedule, ScheduleOptions, ScheduleOwner  # few programs have one
-        from dfm_async.session.timetables import timetable
-
         for option in options:
             if option not in ScheduleOptions.__annotations__:
                 raise TypeError(f"schedule() {unexpected(option, ScheduleOptions.__annotations__)}")

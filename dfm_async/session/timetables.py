@@ -6,7 +6,6 @@ from collections import deque
 from collections.abc import Iterator
 from datetime import UTC, datetime, tzinfo
 from typing import Any, Final, Literal, Protocol, TypeAlias
-from zoneinfo import ZoneInfo
 
 from dfm_async.base.text import install_hint
 from dfm_async.model.checks import whole
@@ -112,6 +111,8 @@ def timetable(cron: str | None, every: int | None, tz: str) -> Timetable:
 def _zone(name: str) -> tzinfo:
     if name == "UTC":
         return UTC  # also where no database of time zones is installed
+    from zoneinfo import ZoneInfo  # only here: few programs have schedules
+
     try:
         return ZoneInfo(name)
     except (ValueError, TypeError, OSError, KeyError) as error:

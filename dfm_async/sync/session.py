@@ -27,6 +27,7 @@ from dfm_async.session.broadcast import SiteReply
 from dfm_async.session.callbacks import Callback, CallbackDispatcher, LoopDispatcher
 from dfm_async.session.calls import A, B, C, P, R, SiteChoice, V
 from dfm_async.session.mapping import MapItem
+from dfm_async.session.schedule import ScheduleOptions, TickParams
 from dfm_async.session.session import Session as AsyncSession
 from dfm_async.sync.blocking import Blocking
 from dfm_async.sync.inputs import Params, pulled, streamed
@@ -40,7 +41,6 @@ if TYPE_CHECKING:
 
     from dfm_async.discovery.advice import Discovery
     from dfm_async.federation.call_types import Takes
-    from dfm_async.session.schedule import ScheduleOptions, TickParams
     from dfm_async.store.base import Store
 
 
