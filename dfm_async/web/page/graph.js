@@ -167,11 +167,11 @@ export class Graph {
   }
 
   #paint() {
-    let [running, failed] = [0, 0];
+    let [active, failed] = [0, 0];
     for (const mark of this.#marks) {
       const total = this.#totals(mark);
       const pending = total.started - total.done - total.failed;
-      running += pending > 0;
+      active += pending > 0;
       failed += total.failed > 0;
       mark.node.classList.toggle("active", pending > 0);
       mark.node.classList.toggle("failed", total.failed > 0);
@@ -182,7 +182,7 @@ export class Graph {
       this.#tell(mark, total);
     }
     const parts = [plural(this.#marks.length, "node")];
-    if (running) parts.push(`${running} running`);
+    if (active) parts.push(`${active} active`);
     if (failed) parts.push(`${failed} with errors`);
     if (this.#marks.length) say(this.note, parts.join(", "));
   }

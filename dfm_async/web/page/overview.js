@@ -102,8 +102,8 @@ export class Overview {
     const sum = name => this.#steps.reduce((all, step) => all + Math.max(0, step[name]), 0);
     const share = failed ? ` (${short(Math.round((100 * failed) / recent.length))} %)` : "";
     this.totals.replaceChildren(...[
-      ["Running", count(number("running"))],
-      ["Waiting", count(number("submitted"))],
+      ["Jobs running", count(number("running"))],
+      ["Jobs waiting", count(number("submitted"))],
       [`Finished, ${when}`, count(finished)],
       [`Failed, ${when}`, count(failed) + share, failed > 0],
       ["Sets per minute", count(sum("sets"))],

@@ -7,7 +7,8 @@ const BRIEF = 160;
 const FEW = 3; // of more groups, the rest is folded, so that the graph stays on the screen
 const NOTICE = { bound: " computes on one core", handled: " goes on without a failed value" };
 
-const running = node => Math.max(0, node.started - node.done - node.failed);
+/** The calls of a node that run or wait. */
+const open = node => Math.max(0, node.started - node.done - node.failed);
 
 /** How far each node is, by site. */
 export class Nodes {
@@ -20,7 +21,7 @@ export class Nodes {
     this.body = h("tbody");
     this.card = card("Progress", [this.note],
       h("div", { class: "scroll", tabindex: 0, role: "group", "aria-label": "Progress by node" },
-        table(["Node", "Site", "#Running", "#Done", "#Failed"], this.body, "Progress by node")));
+        table(["Node", "Site", "#In flight", "#Done", "#Failed"], this.body, "Progress by node")));
     this.card.hidden = true;
     this.paint = painter(() => this.#paint(), 150);
   }
@@ -30,7 +31,7 @@ export class Nodes {
     this.card.hidden = nodes.length === 0;
     for (const node of nodes.slice(0, LISTED)) this.#update(node);
     const total = number => count(nodes.reduce((sum, node) => sum + number(node), 0));
-    say(this.note, `${total(running)} running, ${total(node => node.done)} done`);
+    say(this.note, `${total(open)} in flight, ${total(node => node.done)} done`);
   }
 
   #update(node) {
@@ -38,12 +39,12 @@ export class Nodes {
     if (!row) {
       const number = () => h("td", { class: "num" });
       const bar = h("progress", { max: 1, hidden: true, "aria-label": `Progress of ${node.label} at ${node.site}` });
-      row = { running: number(), done: number(), failed: number(), bar, said: h("small", { class: "soft" }) };
+      row = { open: number(), done: number(), failed: number(), bar, said: h("small", { class: "soft" }) };
       this.#rows.set(node, row);
       this.body.append(h("tr", {}, h("td", { class: "how" }, node.label, row.bar, row.said), h("td", {}, siteTag(node.site, this.color(node.site))),
-        row.running, row.done, row.failed));
+        row.open, row.done, row.failed));
     }
-    say(row.running, count(running(node)));
+    say(row.open, count(open(node)));
     say(row.done, count(node.done));
     say(row.failed, count(node.failed));
     row.failed.classList.toggle("bad", node.failed > 0);

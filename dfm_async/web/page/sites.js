@@ -22,7 +22,8 @@ export class Sites {
   take({ sites }) {
     const entries = Object.entries(sites).sort(([one], [other]) => (one < other ? -1 : 1));
     this.card.hidden = entries.length === 0;
-    this.chips.replaceChildren(...entries.map(([name, site]) => chip(name, site)));
+    const chips = [...entries].sort(([, one], [, other]) => unwell(other) - unwell(one)); // those come first where not all fit
+    this.chips.replaceChildren(...chips.map(([name, site]) => chip(name, site)));
     this.body.replaceChildren(...entries.flatMap(([name, site]) => rows(name, site)));
   }
 }

@@ -38,7 +38,7 @@ def address(server: Server) -> str:
 async def test_firefox_follows_a_job_across_a_reconnect(server: Server, tab: Firefox, address: str) -> None:
     job_id = await server.submit("holding", {"n": 2, "name": "fox"})
     await tab.open(f"{address}?job={job_id}")
-    await tab.until(f"{ROWS} === 2 && {GRAPH}.includes('1 running')")
+    await tab.until(f"{ROWS} === 2 && {GRAPH}.includes('1 active')")
     for stream in list(server.service._state.streams._open):
         stream.reach(Phase.DRAINING)
     await tab.until("document.getElementById('link').dataset.state === 'waiting'")
