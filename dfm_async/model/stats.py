@@ -16,7 +16,8 @@ class WorkerStats(msgspec.Struct, frozen=True, kw_only=True):
         jobs: how many jobs run on it.
         memory: how many bytes of memory it uses; None where that cannot be known.
         lag: by how many seconds its loop was late when it was last measured; None if it was not.
-        running: how many calls run on it, as of its last heartbeat: about once per second while it has jobs.
+        running: how many calls run on it, as of its last heartbeat: about once per second while it has jobs. A worker
+            without jobs, which may run calls for others, sends none.
         waiting: how many calls wait on it, as of its last heartbeat: for a thread, for another worker, or for a limit.
         unresponsive: whether it has not answered for too long.
         retired: whether it ends with the last of its jobs.

@@ -72,7 +72,9 @@ function rows(name, site) {
   const single = workers.length === 1 ? h("span", { class: "soft mono" }, ` ${pid(workers[0])}`) : null;
   const first = line(h("td", {}, h("b", {}, name), single), [state(site) + restarts, unwell(site), bound(site).join("\n") || null], total);
   if (single) return [first];
-  return [first, ...workers.map(worker => line(h("td", { class: "mono soft" }, pid(worker)), [condition(worker), worker.unresponsive], worker))];
+  // Without jobs of its own, a worker sends no heartbeats: how many calls it runs for others is not known.
+  const known = worker => (worker.jobs ? worker : { ...worker, running: null, waiting: null });
+  return [first, ...workers.map(worker => line(h("td", { class: "mono soft" }, pid(worker)), [condition(worker), worker.unresponsive], known(worker)))];
 }
 
 function condition({ unresponsive, abandoned, retired, bound: why }) {

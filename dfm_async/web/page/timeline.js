@@ -70,7 +70,7 @@ export class Timeline {
     const lanes = this.#lanes();
     const width = this.canvas.parentElement.clientWidth - 32;
     const longest = Math.max(...[...lanes.values()].flatMap(lane => [...lane.keys()].map(node => node.length)));
-    const gutter = Math.min(34 + longest * 7, Math.max(84, width * 0.38));
+    const gutter = Math.min(36 + longest * 8, Math.max(84, width * 0.38));
     let [from, to] = [Infinity, -Infinity];
     for (const call of calls.values()) [from, to] = [Math.min(from, queued(call)), Math.max(to, call.end)];
     const span = Math.max(to - from, 1e-4);
