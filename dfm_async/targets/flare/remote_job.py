@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import secrets
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -18,10 +19,10 @@ from dfm_async.engine.frames import Row
 from dfm_async.engine.intake import LoggedErrors
 from dfm_async.engine.machine import Phase
 from dfm_async.engine.target import AlreadySubmitted
-from dfm_async.engine.waits import WaitEvent
+from dfm_async.engine.waits import WAITS_SHOWN, WaitEvent
 from dfm_async.errors import DfmError, EncodingError, JobExists, ParameterError, QueueFull, ResultsExpired
-from dfm_async.model.events import Event, Failure, FrameCompleted, Result, StatusChanged
-from dfm_async.model.ids import JobNumber
+from dfm_async.model.events import Event, Failure, FrameCompleted, Result, StatusChanged, WaitBegan, WaitEnded
+from dfm_async.model.ids import Frame, JobNumber
 from dfm_async.model.info import WaitInfo
 from dfm_async.model.stats import Traffic
 from dfm_async.model.status import JobStatus
@@ -90,7 +91,8 @@ class RemoteJob:
         self._on_end: list[Callable[[RemoteJob], None]] = []
         self._room = Signal()
         self._state = "waits for the federation"
-        self._waits: tuple[WaitInfo, ...] = ()
+        self._waits: dict[tuple[str, Frame], WaitInfo] = {}
+        """What waits, by the hub's reports and by the events that follow them."""
         self._sending: dict[int, Outcome[fm.EventTaken | None]] = {}
         """The events that the hub has not answered."""
         self._last_request = 0
@@ -228,7 +230,8 @@ class RemoteJob:
     def waiting(self) -> JobWait:
         """Return what is known about what the job waits for."""
         waits = self.phase is Phase.WAITING
-        return JobWait(waiting_for=self._state.removeprefix("waits for ") if waits else "", waits=self._waits)
+        shown = tuple(itertools.islice(self._waits.values(), WAITS_SHOWN))
+        return JobWait(waiting_for=self._state.removeprefix("waits for ") if waits else "", waits=shown)
 
     async def submit(self, offers: dict[str, str]) -> None:
         """Submit the job to the hub; return when the hub has it.
@@ -404,7 +407,8 @@ class RemoteJob:
         frames.opened, frames.open = state.opened, range(state.open)
         frames.stopped = frames.stopped or state.stopped
         self._state = state.state
-        self._waits = state.waits
+        if state.end > self.record.log.end:  # else what we know from events is newer
+            self._waits = {(wait.node, wait.frame): wait for wait in state.waits}
         self.outcomes = dict(state.outcomes)
         self._finished = state.finished
         if state.cause and self.record.cause is None:
@@ -467,6 +471,11 @@ class RemoteJob:
                     record.add_error(event.error)
             elif type(event) is StatusChanged:
                 last = event
+            elif type(event) is WaitBegan:
+                known = WaitInfo(name=event.name, frame=event.frame, node=event.node, until=event.until)
+                self._waits[event.node, event.frame] = known
+            elif type(event) is WaitEnded:
+                self._waits.pop((event.node, event.frame), None)
         self.yielded += Traffic(results, len(message.values))
         log.extend(events, message.size // max(1, len(events)))
         log.changed.notify()
