@@ -304,3 +304,50 @@ def trace(
 
 
 app.add_typer(flare_commands, name="flare", short_help="Federations on NVIDIA FLARE: on this machine, and distributed.")
+
+_store = typer.Typer(
+    help="Stores of jobs: check, migrate, prune and vacuum them.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+app.add_typer(_store, name="store", short_help="Check, migrate, prune and vacuum stores of jobs.")
+StoreArgument = Annotated[
+    str, typer.Argument(metavar="URL", help="The store: sqlite:///jobs.db, postgresql://...", show_default=False)
+]
+
+
+@command(_store, "Report what is damaged.")
+def check(store: StoreArgument, as_json: JsonOption = False) -> Work:
+    """Report what is damaged in a store. Exits with 1 if there is something."""
+    from dfm_async.cli.stores import check as check_store
+
+    return check_store(store, as_json=as_json)
+
+
+@command(_store, "Delete old jobs.")
+def prune(
+    store: StoreArgument,
+    older_than: Annotated[str, option("How long ago the jobs have ended at least, such as 30d or 12h.", "TIME")],
+    status: Annotated[JobStatus | None, option("Only jobs with this status, such as finished.", "STATUS")] = None,
+) -> Work:
+    """Delete jobs that ended some time ago, while other processes use the store. Interrupted jobs are kept."""
+    from dfm_async.cli.stores import prune as prune_store
+
+    return prune_store(store, older_than, status)
+
+
+@command(_store, "Give the space of deleted jobs back.")
+def vacuum(store: StoreArgument) -> Work:
+    """Give the space of deleted jobs back. In SQLite, other processes wait meanwhile."""
+    from dfm_async.cli.stores import vacuum as vacuum_store
+
+    return vacuum_store(store)
+
+
+@command(_store, "Bring a store to the current version of its format.")
+def migrate(store: StoreArgument) -> Work:
+    """Bring a store to the current version of its format, as opening it does. Back it up before."""
+    from dfm_async.cli.stores import migrate as migrate_store
+
+    return migrate_store(store)

@@ -7,7 +7,6 @@ from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanage
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 
-import anyio
 import msgspec
 from rich.table import Table
 from rich.text import Text
@@ -17,11 +16,11 @@ from dfm_async.cli.params import parse_value
 from dfm_async.cli.program import BadInput, Exit, Unreachable, exit_of_status, print_message, safe, safe_json
 from dfm_async.cli.references import load_module
 from dfm_async.cli.results import check_places, json_values, value_text, writer_of
+from dfm_async.cli.stores import store_session
 from dfm_async.cli.terminal import StandardOutput, terminal
 from dfm_async.cli.tokens import client_token
 from dfm_async.cli.view import STATUS_STYLES, counted, follow, logged, view_of
 from dfm_async.errors import DfmError, JobNotFound
-from dfm_async.federation.federation import Federation
 from dfm_async.model.events import (
     Activity,
     Event,
@@ -44,7 +43,6 @@ from dfm_async.planning.types import type_of_event
 from dfm_async.results.event_codec import event_data
 from dfm_async.session.job import Job
 from dfm_async.session.session import Session
-from dfm_async.store.urls import open_store
 from dfm_async.telemetry.spans import frame_text
 
 if TYPE_CHECKING:
@@ -78,11 +76,7 @@ def open_client(source: SourceOptions) -> Client:
 async def _stored_jobs(url: str, modules: Sequence[str]) -> AsyncIterator[_StoredJobs]:
     for name in modules:
         load_module(name)
-    path = open_store(url).path  # raises if the URL is not that of a store
-    if url.startswith("sqlite:") and not await anyio.Path(path).is_file():  # opening it would create an empty one
-        raise Unreachable(f"there is no store {path}")
-    # Nothing runs here, so a federation without sites is enough.
-    async with Session(Federation("command line"), target="inline", store=url) as session:
+    async with store_session(url) as session:
         yield _StoredJobs(session)
 
 

@@ -77,6 +77,8 @@ class LocalOptions(Options, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     """The maximum number of ended jobs that are kept with their logs; of older jobs, only a summary is kept."""
     keep_finished_for: float = 3600.0
     """The number of seconds for which the log of an ended job is kept."""
+    keep_stored_for: float | None = None
+    """The number of seconds after which an ended job is deleted from the store, with its log; None means never."""
     keep_finished_bytes: int = 512 * 1024 * 1024
     """The approximate maximum of memory for the logs of all ended jobs, in bytes, read or not. Beyond it, the logs of
     the oldest jobs are dropped; reading them raises ``ResultsExpired``, unless there is a store."""
@@ -126,5 +128,7 @@ class LocalOptions(Options, frozen=True, kw_only=True, forbid_unknown_fields=Tru
             raise ValueError(f"queue_overflow must be 'block' or 'fail', not {self.queue_overflow!r}")
         if self.output not in ("log", "inherit"):
             raise ValueError(f"output must be 'log' or 'inherit', not {self.output!r}")
+        if self.keep_stored_for is not None:
+            check_number("keep_stored_for", self.keep_stored_for)
         if self.unresponsive_after is not None:
             check_number("unresponsive_after", self.unresponsive_after, positive=True)

@@ -38,6 +38,9 @@ _PLANS: Final = 128
 _PAGE: Final = 100
 """How many jobs of the store are read at once."""
 
+_PRUNE_FIRST: Final = 1.0
+_PRUNE_LAST: Final = 3600.0
+"""The smallest and the largest number of seconds between two deletions of old jobs."""
 _spec: Final = msgspec.msgpack.Decoder(JobSpec)
 _RESTORE: Final = "Restore the file from a copy, or forget the job"
 _UNREADABLE: Final = Plan(
@@ -93,7 +96,7 @@ class DurableJobs:
         self.owned: OwnedJobs | None = None
         """Carries out what other processes request."""
         self.interrupted = asyncio.Event()
-        """Set when another process has died that runs jobs of the store."""
+        """Set when there may be interrupted jobs: another process has died, or a job here could not be written."""
         self.lock = asyncio.Lock()
         """Held while a job is created or resumed, so that it does not happen twice."""
 
@@ -107,7 +110,7 @@ class DurableJobs:
         store = self.store
         store.on_commit, store.on_fenced, store.on_error = self._committed, self._fenced, self._failed
         store.on_gap, store.on_interrupted = self._stop_writing, self.interrupted.set
-        store.on_request = self._requested
+        store.on_request, store.on_lost = self._requested, self._check_owned
         await store.open()
         try:
             yield
@@ -133,6 +136,12 @@ class DurableJobs:
                 if record.status.ended:
                     del self._writing[job_id]
 
+    def _check_owned(self) -> None:
+        """Write all jobs that run here, without a change: those that another process has taken over are fenced."""
+        with contextlib.suppress(StoreError):  # it is not open yet, or not any longer
+            for job_id in self._writing:
+                self.store.update(job_id)
+
     def _fenced(self, job_id: str) -> None:
         problem = f"job {job_id} belongs to another process now, or was deleted"
         self._stop_writing(job_id, StoreError(self.store.path, problem, "Read it there, with session.reattach"))
@@ -153,7 +162,10 @@ class DurableJobs:
             self.store.update(job_id, status=JobStatus.INTERRUPTED, reason=str(error))
         coordinator = self._jobs.coordinator(job_id)
         record.stop_writing(error, running=coordinator is not None)
-        if coordinator is not None:
+        if coordinator is None:
+            self.interrupted.set()
+        else:
+            coordinator.on_end(lambda _: self.interrupted.set())
             coordinator.halt(JobStatus.INTERRUPTED, str(error), coordinator.spec.grace)
 
     # writing
@@ -201,16 +213,60 @@ class DurableJobs:
         for deleted in self._reading:
             deleted.add(job_id)
 
+    async def prune(self, before: float, status: JobStatus | None) -> int:
+        """Delete the jobs that ended before a time, also their checkpoints; return their number."""
+        count = 0
+        while pruned := await self.store.prune(before, status, _PAGE):
+            for stored in pruned:
+                for folder, name in self._checkpoints_in(stored):
+                    await in_thread(lambda: checkpoints.delete(folder, name), "checkpoints")  # noqa: B023 - called at once
+                self._jobs.forget(stored.job_id)
+            gone = {stored.job_id for stored in pruned}
+            self._listed = [stored for stored in self._listed if stored.job_id not in gone]
+            for deleted in self._reading:
+                deleted |= gone
+            count += len(pruned)
+        return count
+
+    async def keep_for(self, seconds: float) -> None:
+        """Delete jobs that ended this long ago, until this is cancelled."""
+        while True:
+            try:
+                await self.prune(time.time() - seconds, None)
+            except StoreError as error:
+                _log.warning("old jobs cannot be deleted: %s", error)
+            await asyncio.sleep(min(max(seconds / 10, _PRUNE_FIRST), _PRUNE_LAST))
+
+    async def check(self) -> AsyncGenerator[StoreError, None]:
+        """Yield an error for everything in the store that is damaged, also for what only a session can decode."""
+        damaged: set[str] = set()
+        async for error in self.store.check():
+            damaged.add(error.problem)
+            yield error
+        before: Position | None = None
+        while page := await self.store.jobs(before=before, limit=_PAGE):
+            for stored in page:
+                if stored.damage is None and not any(f"job {stored.job_id} " in problem for problem in damaged):
+                    try:
+                        plan, _ = self._decoded(stored)
+                        await read_history(self.store, stored.job_id, plan, 0)
+                    except StoreError as error:
+                        yield error
+            before = page[-1].created, page[-1].job_id
+
     async def _checkpoints_of(self, job_id: str) -> list[tuple[str, str]]:
         """Return the folder and the name of the checkpoints of a job, if it may have some."""
         if self._folder is None or not Path(self._folder).exists():  # noqa: ASYNC240 - quick, and never on a network
             return []
         stored = await self.store.find(job_id)
+        return [] if stored is None else self._checkpoints_in(stored)
+
+    def _checkpoints_in(self, stored: StoredJob) -> list[tuple[str, str]]:
         name = ""
-        if stored is not None:
+        if self._folder is not None:
             with contextlib.suppress(StoreError):  # a damaged job can be deleted
                 name = self._decoded(stored)[1].checkpoints
-        return [(self._folder, name)] if name else []
+        return [(self._folder, name)] if self._folder is not None and name else []
 
     async def reuse_checkpoints(
         self, spec: JobSpec, new: JobSpec, sets: Mapping[int, int], is_kept: Callable[[str, Frame], bool]
@@ -399,9 +455,12 @@ class DurableJobs:
                 while alive and records:
                     alive = await follower.changed()
                     for record in list(records.values()):
-                        await self._catch_up(record)
+                        owner = await self._catch_up(record)
                         if record.status.ended or record.journal is not None:
                             records.pop(record.job_id, None)
+                        elif owner not in (None, fence):  # another process has taken it over
+                            records.pop(record.job_id, None)
+                            self._follow(record, owner)
         except StoreError as error:
             for record in records.values():
                 record.cut_off(error)
@@ -415,7 +474,8 @@ class DurableJobs:
         except StoreError as error:
             record.cut_off(error)
 
-    async def _catch_up(self, record: JobRecord) -> None:
+    async def _catch_up(self, record: JobRecord) -> int | None:
+        """Show the stored state of a job; return its owner."""
         stored = await self.store.find(record.job_id)
         if stored is None:
             record.follow(JobStatus.ABORTED, "it was deleted from the store", record.log.end)
@@ -423,6 +483,7 @@ class DurableJobs:
             record.cut_off(self._damaged(stored, stored.damage))
         elif record.journal is None and not record.status.terminal:
             self._update(record, stored)
+        return None if stored is None else stored.owner.fence
 
     # going on
 

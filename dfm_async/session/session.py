@@ -9,7 +9,7 @@ import os
 import time
 import weakref
 from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Mapping
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, Final, Literal, NoReturn, TypeVar, Unpack, overload
 
 import msgspec
@@ -217,6 +217,8 @@ class Session(DirectCalls):
         if self._durable is not None:
             await self._durable.refresh()
             self._durable.serve(self._params)
+            if self.options.keep_stored_for is not None:
+                self._supervisor.spawn(self._durable.keep_for(self.options.keep_stored_for))
         signatures = [operation.signature.types for operation in self.federation.operations.values()]
         if not all(is_plain(hint) for types in signatures for hint in types.values()):
             self._supervisor.spawn(in_thread(warm, "types"))  # while the first workers start
@@ -270,12 +272,23 @@ class Session(DirectCalls):
         """Whether jobs are kept in a store."""
         return self._durable is not None
 
-    async def _jobs_interrupted(self) -> None:
-        """Wait until another process has died that runs jobs of the same store, and read the store again."""
+    async def _jobs_interrupted(self, timeout: float | None = None) -> None:  # noqa: ASYNC109 - it ends the wait only
+        """Wait until there may be interrupted jobs, or for a limited time, and read the store again.
+
+        Raises:
+            StoreError: it cannot be read.
+        """
         assert self._durable is not None  # noqa: S101 - the caller has checked it
-        await self._durable.interrupted.wait()
-        self._durable.interrupted.clear()
-        await self._durable.refresh()
+        interrupted = self._durable.interrupted
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout):
+                await interrupted.wait()
+        interrupted.clear()
+        try:
+            await self._durable.refresh()
+        except StoreError:
+            interrupted.set()
+            raise
 
     def _claim_service(self) -> None:
         """Reserve the store of this session for a web service.
@@ -738,6 +751,44 @@ class Session(DirectCalls):
             raise JobNotFound(job_id)
         self._jobs.forget(job_id)
         await self._target.forget(job_id)
+
+    async def prune(self, older_than: float | timedelta, status: JobStatus | None = None) -> int:
+        """Delete the jobs of the store that ended some time ago, with their logs and checkpoints.
+
+        They are deleted in small parts, so that other jobs go on. Interrupted jobs are kept.
+
+        Args:
+            older_than: how long ago they have ended at least; a number is in seconds.
+            status: only jobs with this status, such as ``JobStatus.FINISHED``.
+
+        Returns:
+            their number.
+
+        Raises:
+            DfmError: the session has no store.
+        """
+        durable = self._with_store("delete old jobs")
+        seconds = older_than.total_seconds() if isinstance(older_than, timedelta) else older_than
+        check_number("older_than", seconds)
+        if status is not None and not status.terminal:
+            raise ValueError(f"status must be that of jobs that have ended for good, not {status.value!r}")
+        return await durable.prune(time.time() - seconds, status)
+
+    def check_store(self) -> AsyncGenerator[StoreError]:
+        """Yield an error for everything in the store that is damaged: jobs, their events and their parameter sets.
+
+        Each costs one job, not the store.
+
+        Raises:
+            DfmError: the session has no store.
+        """
+        return self._with_store("check it").check()
+
+    def _with_store(self, what: str) -> DurableJobs:
+        self._supervisor.check_open()
+        if self._durable is None:
+            raise DfmError(f"only sessions with a store can {what}: Session(..., store='sqlite:///jobs.db')")
+        return self._durable
 
     def stats(self) -> SessionStats:
         """Return the numbers of jobs, the state of the workers, and the sizes of the logs."""

@@ -161,7 +161,7 @@ class RemoteSteering:
         finally:
             if number is not None and not left:
                 with contextlib.suppress(StoreError):  # it is closed
-                    store.end_request(number)
+                    store.end_request(job_id, number)
 
 
 class OwnedJobs:

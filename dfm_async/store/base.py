@@ -154,6 +154,7 @@ class Store(Protocol):
         path: the location of the store, without passwords.
         checkpoints: the default folder for the values that sites record, if there is one.
         fence: the fencing number of this open store: the number of its jobs' owner.
+        migrated_from: the version of the format that was migrated when it was opened, if it was an older one.
         on_commit: is called after every commit with the jobs that it changed, and the offset that each has reached.
         on_fenced: is called when writes for a job were left out because it has another owner, or is deleted.
         on_gap: is called when writes for a job were left out because others are missing before them; ``on_error`` if it
@@ -161,17 +162,21 @@ class Store(Protocol):
         on_interrupted: is called when the owner of jobs that have not ended was found dead. Stores on which only one
             service can be open need not call it.
         on_error: is called when a commit failed. What was queued stays queued; :meth:`flush` retries it.
+        on_lost: is called when another store may have taken over jobs of this one, because it seemed dead. Writing one
+            shows which: ``on_fenced``.
         on_request: is called when others may have stored requests for jobs of this store.
     """
 
     path: str
     checkpoints: str | None
     fence: int
+    migrated_from: int | None
     on_commit: Callable[[dict[str, int]], None] | None
     on_fenced: Callable[[str], None] | None
     on_gap: Callable[[str, StoreError], None] | None
     on_error: Callable[[StoreError], None] | None
     on_interrupted: Callable[[], None] | None
+    on_lost: Callable[[], None] | None
     on_request: Callable[[], None] | None
 
     def claim_service(self) -> bool:
@@ -309,8 +314,22 @@ class Store(Protocol):
         any longer.
         """
 
-    def end_request(self, number: int) -> None:
+    def end_request(self, job_id: str, number: int) -> None:
         """Queue the deletion of a request whose sender needs no answer any longer."""
+
+    # operations
+
+    async def prune(self, before: float, status: JobStatus | None = None, limit: int = 100) -> list[StoredJob]:
+        """Delete jobs that have ended for good before a time, those that ended first, at most ``limit``; return them.
+
+        Only jobs with a status, if it is given. Other commits go on meanwhile.
+        """
+
+    def check(self) -> AsyncIterator[StoreError]:
+        """Yield an error for everything in the store that is damaged. Each costs one job, not the store."""
+
+    async def vacuum(self) -> None:
+        """Give the space of deleted jobs back to the file system, or to the database."""
 
     def follow(self, fence: int) -> AbstractAsyncContextManager[Follower]:
         """Follow the commits of an owner. Enter this first and read then, so that nothing is missed.

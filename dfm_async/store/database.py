@@ -85,6 +85,7 @@ _MIGRATIONS: Final = {
         )
         """,
         "CREATE INDEX requests_by_job ON requests (job)",
+        "CREATE TABLE garbage (job INTEGER PRIMARY KEY)",
         "CREATE INDEX jobs_by_end ON jobs (finished) WHERE finished IS NOT NULL",
     ),
 }
@@ -97,7 +98,7 @@ _COLUMNS: Final = {
     "params": {"job", "frame", "data"},
     "entries": {"job", "first", "count", "kind", "head", "payload"},
 }
-_COLUMNS_SINCE: Final = {2: {"requests": {"number", "job", "sender", "taken", "data", "answer"}}}
+_COLUMNS_SINCE: Final = {2: {"requests": {"number", "job", "sender", "taken", "data", "answer"}, "garbage": {"job"}}}
 _ADDED: Final = {"errors": "INTEGER", "done": "INTEGER", "pipeline": "TEXT", "label": "TEXT"}
 """Columns of ``jobs`` that the first files of this version lack; NULL means that the number is unknown."""
 _INDEXES: Final = {
@@ -241,18 +242,24 @@ def create_file(path: str) -> None:
         os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, _MODE))
 
 
-def prepare(connection: sqlite3.Connection, path: str) -> None:
+def prepare(connection: sqlite3.Connection, path: str) -> int | None:
     """Check that the database is a store of this version; migrate an older one, and make an empty file a store.
+
+    Returns:
+        the older version that was migrated, if it was one.
 
     Raises:
         StoreError: it is not a store, or has a newer version.
     """
+    found = None
     if _version(connection, path) != VERSION or _missing(connection):
         connection.execute("BEGIN IMMEDIATE")
         with connection:
-            _migrate(connection, _version(connection, path))  # else another process was faster
+            found = _version(connection, path)  # another process may have been faster
+            _migrate(connection, found)
     connection.execute("PRAGMA journal_mode = WAL")
     connection.execute("PRAGMA synchronous = NORMAL")
+    return None if found == VERSION else found
 
 
 def _migrate(connection: sqlite3.Connection, version: int | None) -> None:

@@ -7,17 +7,21 @@ import contextlib
 import inspect
 import logging
 import threading
-from collections.abc import Awaitable, Callable, Sequence
-from typing import Any
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from typing import Any, Final
 
 from dfm_async.base.signals import Outcome, Signal
 from dfm_async.base.tasks import completed
 from dfm_async.errors import DfmError, StoreError
+from dfm_async.model.job_filter import ALL_JOBS, JobFilter
 from dfm_async.model.status import JobStatus
-from dfm_async.store.base import Entry, NewJob, Request
+from dfm_async.store.base import Entry, NewJob, Position, Request, StoredJob
 from dfm_async.store.batching import Batch, Committed
 
 _log = logging.getLogger(__name__)
+
+_CHECKED: Final = 500
+"""The number of jobs, and of parameter sets, that a check reads at once."""
 
 Run = Callable[[Any, dict[str, int]], Any]
 """A part of a transaction: is called with the connection, and the jobs that the transaction changes with their ends.
@@ -30,14 +34,19 @@ class Command:
     """A part of a transaction whose caller waits for the outcome. It runs behind the writes of its batch.
 
     It can be withdrawn until the transaction that it belongs to has the database's lock.
+
+    Attributes:
+        job_id: the job that it is about, if it is about one. Databases that lock rows lock those of all jobs of a batch
+            in the same order, before anything else.
+        outcome: what ``run`` returned, or the error that it raised or that the commit failed with.
     """
 
-    __slots__ = ("_begun", "_error", "_lock", "_result", "_run", "_withdrawn", "outcome")
+    __slots__ = ("_begun", "_error", "_lock", "_result", "_run", "_withdrawn", "job_id", "outcome")
 
-    def __init__(self, run: Run) -> None:
+    def __init__(self, run: Run, job_id: str | None = None) -> None:
         self._run = run
+        self.job_id = job_id
         self.outcome: Outcome[Any] = Outcome()
-        """What ``run`` returned, or the error that it raised or that the commit failed with."""
         self._result: Any = None
         self._error: DfmError | None = None
         self._lock = threading.Lock()
@@ -141,13 +150,13 @@ class Writer:
             return True
         return bool(batch.writes) and batch.size >= self._retry_size
 
-    async def command(self, run: Run, undo: Run | None = None) -> Any:
+    async def command(self, run: Run, undo: Run | None = None, job_id: str | None = None) -> Any:
         """Run something in the next transaction, behind what was queued before, and wait for the commit.
 
         Cancelled, it changes nothing: what has not begun is withdrawn, also while another process has the database
         locked; what has is waited for, and undone by the next transaction.
         """
-        return await self.outcome(self.queue(run), undo)
+        return await self.outcome(self.queue(run, job_id), undo)
 
     async def outcome(self, command: Command, undo: Run | None = None) -> Any:
         """Wait for a command, as :meth:`command` does."""
@@ -161,12 +170,12 @@ class Writer:
                 await completed(asyncio.wait([command.outcome]))  # soon: its transaction has the lock
             finally:
                 if command.outcome.exception() is None and command.outcome.result() and undo is not None:
-                    self.queue(undo)
+                    self.queue(undo, command.job_id)
             raise
 
-    def queue(self, run: Run) -> Command:
+    def queue(self, run: Run, job_id: str | None = None) -> Command:
         """Add something to the next transaction."""
-        command = Command(run)
+        command = Command(run, job_id)
         self.batch.commands.append(command)
         self.wake()
         return command
@@ -286,11 +295,13 @@ class GroupCommitStore:
         self.path = path
         self.checkpoints: str | None = f"{path}-checkpoints"
         self.fence = 0
+        self.migrated_from: int | None = None
         self.on_commit: Callable[[dict[str, int]], None] | None = None
         self.on_fenced: Callable[[str], None] | None = None
         self.on_gap: Callable[[str, StoreError], None] | None = None
         self.on_error: Callable[[StoreError], None] | None = None
         self.on_interrupted: Callable[[], None] | None = None
+        self.on_lost: Callable[[], None] | None = None
         self.on_request: Callable[[], None] | None = None
         self._writer_: Writer | None = None
         self._creating: dict[str, Command] = {}
@@ -362,7 +373,7 @@ class GroupCommitStore:
     async def _create(self, job: NewJob, run: Run, undo: Run) -> bool:
         """Run a command that stores a new job, which :meth:`withdraw` can withdraw."""
         writer = self._writer
-        command = self._creating[job.job_id] = writer.queue(run)
+        command = self._creating[job.job_id] = writer.queue(run, job.job_id)
         try:
             return bool(await writer.outcome(command, undo))
         finally:
@@ -373,6 +384,56 @@ class GroupCommitStore:
         command = self._creating.get(job_id)
         if command is not None and command.withdraw():
             command.outcome.settle(False)
+
+    # reading, as other methods of the store do
+
+    async def find(self, job_id: str) -> StoredJob | None:
+        """Return a job, or None."""
+        raise NotImplementedError
+
+    async def jobs(
+        self, wanted: JobFilter = ALL_JOBS, *, before: Position | None = None, limit: int = -1
+    ) -> list[StoredJob]:
+        """Return the jobs that fit, the newest first, at most ``limit`` or all."""
+        raise NotImplementedError
+
+    def heads(self, job_id: str, after_first: int = 0) -> AsyncIterator[Entry]:
+        """Yield the entries that begin at an offset or behind it, with empty payloads."""
+        raise NotImplementedError
+
+    async def params(self, job_id: str, frames: Sequence[int]) -> dict[int, bytes]:
+        """Return parameter sets by their numbers; those that are not stored are missing."""
+        raise NotImplementedError
+
+    async def check(self) -> AsyncIterator[StoreError]:
+        """Yield an error for everything in the store that is damaged. Each costs one job, not the store."""
+        before: Position | None = None
+        while page := await self.jobs(before=before, limit=_CHECKED):
+            for job in page:
+                problem = job.damage or await self._problem(job)
+                if problem is not None and await self.find(job.job_id) is not None:  # else it was deleted meanwhile
+                    problem = f"job {job.job_id} is damaged: {problem}"
+                    yield StoreError(self.path, problem, "Restore the store from a copy, or forget the job")
+            before = page[-1].created, page[-1].job_id
+
+    async def _problem(self, job: StoredJob) -> str | None:
+        """Return what is wrong with the events and parameter sets of a job."""
+        end = 0
+        try:
+            async for entry in self.heads(job.job_id):
+                if entry.first != end:
+                    return f"its events {end} to {entry.first - 1} are missing"
+                end += entry.count
+            if end < job.end:
+                return f"it has {job.end} events, but those that are stored end at {end}"
+            for first in range(0, job.frames, _CHECKED):
+                numbers = range(first, min(first + _CHECKED, job.frames))
+                missing = set(numbers) - (await self.params(job.job_id, numbers)).keys()
+                if missing:
+                    return f"its parameter set {min(missing)} is missing"
+        except StoreError as error:
+            return error.problem.removeprefix(f"job {job.job_id}: ")
+        return None
 
     # the outcomes of commits
 

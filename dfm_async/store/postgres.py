@@ -38,6 +38,7 @@ from dfm_async.base.signals import Outcome, Signal
 from dfm_async.base.tasks import OwnedTasks, completed
 from dfm_async.errors import StoreError
 from dfm_async.model.job_filter import ALL_JOBS, JobFilter
+from dfm_async.model.status import JobStatus
 from dfm_async.store import postgres_queries as queries
 from dfm_async.store.base import READ_BYTES, Entry, Follower, NewJob, Position, Request, StoredJob
 from dfm_async.store.batching import Batch, Committed
@@ -130,7 +131,7 @@ class PostgresStore(GroupCommitStore):
     async def _open(self, stack: AsyncExitStack) -> None:
         connection = await self._connected()
         stack.push_async_callback(self._disconnect)
-        await queries.prepare(connection, self._schema, self.path)
+        self.migrated_from = await queries.prepare(connection, self._schema, self.path)
         pool: AsyncConnectionPool[Connection] = AsyncConnectionPool(
             self._conninfo, kwargs={"autocommit": True}, min_size=1, max_size=_READERS, open=False, name="dfm-store"
         )
@@ -205,6 +206,7 @@ class PostgresStore(GroupCommitStore):
                     for follower in self._followers:  # notifications may have been missed
                         follower.notify()
                     self._call(self.on_request)
+                    self._call(self.on_lost)
                     dead: set[int] = set()
                     while True:
                         await ownership.renew(connection)
@@ -228,9 +230,9 @@ class PostgresStore(GroupCommitStore):
 
     def _notified(self, payload: str) -> None:
         fence, _, what = payload.partition(" ")
+        if fence == str(self.fence) and what in ("request", "lost"):
+            self._call(self.on_request if what == "request" else self.on_lost)
         if what == "request":
-            if fence == str(self.fence):
-                self._call(self.on_request)
             return
         for follower in self._followers:
             if str(follower.fence) == fence:
@@ -254,30 +256,41 @@ class PostgresStore(GroupCommitStore):
         """Make this store the owner of a job whose owner is dead. Cancelled, it leaves the job interrupted."""
         writer, ownership = self._writer, self._owner
         give_back = partial(ownership.give_back, job_id)
-        found: StoredJob = await writer.command(partial(ownership.take_over, job_id), give_back)
+        found: StoredJob = await writer.command(partial(ownership.take_over, job_id), give_back, job_id)
         return found
 
     async def delete(self, job_id: str) -> None:
         """Delete a job that this store owns or whose owner is dead."""
-        await self._writer.command(partial(self._owner.delete, job_id))
+        await self._writer.command(partial(self._owner.delete, job_id), job_id=job_id)
 
     async def request(self, job_id: str, data: bytes, limit: int = 64) -> int | None:
         """Store a request to the owner of a job, which is notified; return its number. It is committed on return."""
         self._check_size(job_id, len(data))
-        number: int | None = await self._writer.command(partial(self._owner.request, job_id, data, limit))
+        run = partial(self._owner.request, job_id, data, limit)
+        number: int | None = await self._writer.command(run, job_id=job_id)
         return number
 
     async def take_request(self, request: Request) -> bool:
         """Reserve a request for this store before carrying it out; False if it was withdrawn, or its job is lost."""
-        return bool(await self._writer.command(partial(self._owner.take_request, request.number)))
+        run = partial(self._owner.take_request, request.number)
+        return bool(await self._writer.command(run, job_id=request.job_id))
 
     async def withdraw_request(self, job_id: str, number: int) -> bool:
         """Delete a request that was not carried out; False if it has an answer, or its owner is about to give one."""
-        return bool(await self._writer.command(partial(self._owner.withdraw_request, job_id, number)))
+        run = partial(self._owner.withdraw_request, job_id, number)
+        return bool(await self._writer.command(run, job_id=job_id))
 
-    def end_request(self, number: int) -> None:
+    def end_request(self, job_id: str, number: int) -> None:
         """Queue the deletion of a request whose sender needs no answer any longer."""
-        self._writer.queue(partial(self._owner.end_request, number))
+        self._writer.queue(partial(self._owner.end_request, number), job_id)
+
+    async def prune(self, before: float, status: JobStatus | None = None, limit: int = 100) -> list[StoredJob]:
+        """Delete jobs that ended before a time, those that ended first, at most ``limit``; return them."""
+        return await self._read(lambda connection: queries.prune(connection, self.fence, before, status, limit))
+
+    async def vacuum(self) -> None:
+        """Give the space of deleted jobs back to the database."""
+        await self._read(queries.vacuum)
 
     @property
     def _owner(self) -> Ownership:

@@ -20,6 +20,7 @@ from dfm_async.store.base import Entry, NewJob, Position, Request, StoredJob
 from dfm_async.store.batching import Batch, Committed, JobChange, JobState
 from dfm_async.store.rows import (
     JOB,
+    OPEN,
     VERSION,
     arguments,
     conditions,
@@ -46,13 +47,18 @@ _PAGE: Final = 1000
 _ALIVE: Final = "coalesce(owners.seen + make_interval(secs => owners.lease) > clock_timestamp(), false)"
 _LEFT: Final = "SELECT extract(epoch FROM seen - clock_timestamp()) + lease FROM owners WHERE fence = %s"
 _DEAD: Final = (
-    f"SELECT fence FROM owners WHERE NOT {_ALIVE} AND EXISTS "  # noqa: S608 - a constant
-    "(SELECT 1 FROM jobs WHERE jobs.fence = owners.fence AND NOT status = ANY(%s))"
+    f"SELECT DISTINCT jobs.fence FROM jobs LEFT JOIN owners USING (fence) "  # noqa: S608 - constants
+    f"WHERE status IN ({OPEN}) AND NOT {_ALIVE}"
 )
 _JOBS: Final = (
     f"SELECT {JOB}, {_ALIVE} FROM jobs LEFT JOIN plans USING (job) LEFT JOIN owners ON owners.fence = jobs.fence"  # noqa: S608 - a constant
 )
 _ONE: Final = f"{_JOBS} WHERE job_id = %s"
+_PRUNED: Final = f"""
+    {_JOBS} WHERE jobs.job IN (
+        SELECT job FROM jobs WHERE finished < %s AND status = ANY(%s) ORDER BY finished LIMIT %s FOR UPDATE SKIP LOCKED
+    )
+"""  # noqa: S608 - constants
 _LOCK: Final = "SELECT 1 FROM jobs WHERE job_id = %s FOR UPDATE"
 _ID: Final = 'job_id COLLATE "C"'
 """The id of a job, in the order of its code points."""
@@ -186,6 +192,7 @@ _MIGRATIONS: Final = {
         """,
         "CREATE INDEX requests_by_job ON requests (job)",
         "CREATE INDEX jobs_by_end ON jobs (finished) WHERE finished IS NOT NULL",
+        f"CREATE INDEX jobs_open ON jobs (fence) WHERE status IN ({OPEN})",
     ),
 }
 """What makes a store of each version from one of the version before it. A new store begins with version 1."""
@@ -194,17 +201,20 @@ _MIGRATIONS: Final = {
 # the format
 
 
-async def prepare(connection: Connection, schema: str, path: str) -> None:
+async def prepare(connection: Connection, schema: str, path: str) -> int | None:
     """Check that the schema is a store of this version; migrate an older one, and create it if it does not exist.
+
+    Returns:
+        the older version that was migrated, if it was one.
 
     Raises:
         StoreError: it is not a store, or has a newer version.
     """
     if await _version(connection, schema, path) == VERSION:
-        return
+        return None
     async with connection.transaction():
         await connection.execute("SELECT pg_advisory_xact_lock(hashtext(%s))", (_MARK,))
-        version = await _version(connection, schema, path)  # another process may have been faster
+        version = found = await _version(connection, schema, path)  # another process may have been faster
         if version is None:
             version = 1
             await connection.execute(f"CREATE SCHEMA {schema}".encode())
@@ -216,6 +226,7 @@ async def prepare(connection: Connection, schema: str, path: str) -> None:
             for statement in _MIGRATIONS[following]:
                 await connection.execute(statement.encode())
         await connection.execute("UPDATE meta SET version = %s", (VERSION,))
+    return None if found == VERSION else found
 
 
 async def _version(connection: Connection, schema: str, path: str) -> int | None:
@@ -280,7 +291,10 @@ class Ownership:
         await self._notify(connection, "end")
 
     async def _notify(self, connection: Connection, what: str) -> None:
-        await connection.execute("SELECT pg_notify(%s, %s)", (self._channel, f"{self.fence} {what}"))
+        await self._notify_of(connection, self.fence, what)
+
+    async def _notify_of(self, connection: Connection, fence: int, what: str) -> None:
+        await connection.execute("SELECT pg_notify(%s, %s)", (self._channel, f"{fence} {what}"))
 
     async def committed(self, connection: Connection, number: int) -> bool:
         """Return whether the batch with a number was committed, if it is the last one that was tried."""
@@ -309,16 +323,19 @@ class Ownership:
     async def _carry_out(self, connection: Connection, batch: Batch, number: int, done: Committed) -> None:
         await connection.execute("BEGIN")
         await self.renew(connection, number)
-        if batch.writes:
-            await self._write(connection, batch, done)
+        about = {command.job_id for command in batch.commands if command.job_id is not None}
+        if batch.writes or about:
+            await self._write(connection, batch, about, done)
         for command in batch.commands:
             await command.run_async(connection, done.ends)
         if done.ends:
             await self._notify(connection, "commit")
         await connection.execute("COMMIT")
 
-    async def _write(self, connection: Connection, batch: Batch, done: Committed) -> None:
-        rows = await (await connection.execute(_STATES, (list(batch.writes),))).fetchall()
+    async def _write(self, connection: Connection, batch: Batch, about: set[str], done: Committed) -> None:
+        # All rows that are locked at all, in one order: two stores that lock jobs of each other must not deadlock.
+        locked = [job_id for job_id in about.union(batch.writes) if is_storable(job_id)]
+        rows = await (await connection.execute(_STATES, (locked,))).fetchall()
         states = {job_id: JobState(*state) for job_id, *state in rows}
         changes = list(batch.changes(states.get, self.fence, self._path, done))
         for entries in _chunks([(change.key, entry) for change in changes for entry in change.writes.entries]):
@@ -371,6 +388,8 @@ class Ownership:
         status = found.status if found.status.terminal else JobStatus.SUBMITTED
         change = "UPDATE jobs SET fence = %s, status = %s WHERE job_id = %s"
         await connection.execute(change, (self.fence, status.value, job_id))
+        if not found.owner.mine:
+            await self._notify_of(connection, found.owner.fence, "lost")
         found = await self._available(connection, job_id)
         ends[job_id] = found.end
         return found
@@ -417,7 +436,7 @@ class Ownership:
         row = await (await connection.execute(_ADD_REQUEST, given)).fetchone()
         if row is None:
             return None
-        await connection.execute("SELECT pg_notify(%s, %s)", (self._channel, f"{found.owner.fence} request"))
+        await self._notify_of(connection, found.owner.fence, "request")
         number: int = row[0]
         return number
 
@@ -436,6 +455,7 @@ class Ownership:
             if taken == found.owner.fence:  # it may be stopped, and go on
                 change = "UPDATE jobs SET fence = nextval('fences') WHERE job_id = %s"
                 await connection.execute(change, (job_id,))
+                await self._notify_of(connection, found.owner.fence, "lost")
         await connection.execute(_END, (number,))
         return True
 
@@ -502,6 +522,24 @@ def _split(rows: list[Any], sizes: list[int]) -> Iterator[list[Any]]:
 def is_storable(text: str) -> bool:
     """Return whether PostgreSQL can hold a text: it cannot hold NUL."""
     return is_text(text) and "\0" not in text
+
+
+async def prune(
+    connection: Connection, fence: int, before: float, status: JobStatus | None, limit: int
+) -> list[StoredJob]:
+    """Delete jobs that ended before a time; return them."""
+    statuses = [known.value for known in JobStatus if known.terminal and status in (None, known)]
+    async with connection.transaction():
+        rows = await (await connection.execute(_PRUNED.encode(), (before, statuses, limit))).fetchall()
+        found = [_job(row, fence) for row in rows]
+        await connection.execute("DELETE FROM jobs WHERE job_id = ANY(%s)", ([job.job_id for job in found],))
+    return found
+
+
+async def vacuum(connection: Connection) -> None:
+    """Give the space of deleted rows back to the database."""
+    for table in ("jobs", "plans", "params", "entries", "requests", "owners"):
+        await connection.execute(f"VACUUM (ANALYZE) {table}".encode())
 
 
 # reading
@@ -574,9 +612,8 @@ async def read_answer(connection: Connection, number: int) -> bytes | None:
 
 
 async def dead_owners(connection: Connection) -> set[int]:
-    """Return the owners that are dead, and have jobs that have not ended."""
-    ended = [status.value for status in JobStatus if status.terminal]
-    rows = await (await connection.execute(_DEAD, (ended,))).fetchall()
+    """Return the owners of jobs that have not ended, as far as they are dead."""
+    rows = await (await connection.execute(_DEAD.encode())).fetchall()
     return {fence for (fence,) in rows}
 
 

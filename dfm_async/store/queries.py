@@ -49,9 +49,22 @@ _ADDRESS: Final = "SELECT address FROM owners WHERE fence = ?"
 _IDLE: Final = "SELECT fence FROM owners WHERE NOT EXISTS (SELECT 1 FROM jobs WHERE jobs.fence = owners.fence)"
 _LAST_EVENT: Final = "SELECT first + count FROM entries WHERE job = ? ORDER BY first DESC LIMIT 1"
 _PARAMS_STORED: Final = "SELECT count(*), coalesce(max(frame) + 1, 0) FROM params WHERE job = ? AND frame >= 0"
-_KEPT: Final = "entries", "params", "requests", "plans", "jobs"
-"""The tables that have rows of a job."""
-_DELETE: Final = tuple(f"DELETE FROM {table} WHERE job = ?" for table in _KEPT)  # noqa: S608 - constants
+_DELETE: Final = (
+    "INSERT INTO garbage (job) VALUES (?)",
+    *(f"DELETE FROM {table} WHERE job = ?" for table in ("requests", "plans", "jobs")),  # noqa: S608 - constants
+)
+"""Delete a job; its events and parameter sets are swept later."""
+_SWEPT: Final = 1000
+"""The number of rows that one transaction sweeps, about."""
+_SWEEP: Final = tuple(
+    f"DELETE FROM {table} WHERE rowid IN (SELECT rowid FROM {table} WHERE job = ? LIMIT ?)"  # noqa: S608 - constants
+    for table in ("entries", "params")
+)
+_ENDED: Final = ", ".join(f"'{status.value}'" for status in JobStatus if status.terminal)
+_PRUNED: Final = f"""
+    {_JOBS} WHERE finished < :before AND status IN ({_ENDED}) AND status = coalesce(:status, status)
+    ORDER BY finished LIMIT :limit
+"""
 _STATE: Final = 'SELECT job, fence, "end", frames FROM jobs WHERE job_id = ?'
 _CHANGE: Final = """
     UPDATE jobs SET "end" = :end, frames = :frames, errors = errors + :errors, done = done + :done,
@@ -230,10 +243,23 @@ class Ownership:
         found = find_job(connection, self.locks, self.fence, job_id)
         if found is None or not found.status.terminal:
             self._available(connection, job_id)
-        number = connection.execute(_NUMBER, (job_id,)).fetchone()
-        for statement in _DELETE:
-            connection.execute(statement, number)
+        _delete(connection, job_id)
         ends.pop(job_id, None)
+
+    def prune(
+        self,
+        before: float,
+        status: JobStatus | None,
+        limit: int,
+        connection: sqlite3.Connection,
+        _ends: dict[str, int],
+    ) -> list[StoredJob]:
+        """Delete jobs that ended before a time; return them."""
+        given = {"before": before, "status": None if status is None else status.value, "limit": limit}
+        found = _load(connection, self.locks, self.fence, _PRUNED, given, set())
+        for job in found:
+            _delete(connection, job.job_id)
+        return found
 
     def request(
         self, job_id: str, data: bytes, limit: int, connection: sqlite3.Connection, _ends: dict[str, int]
@@ -289,6 +315,24 @@ class Ownership:
         if found.owner.alive and not found.owner.mine:
             raise JobOwned(job_id, found.owner.pid, found.owner.host)
         return found
+
+
+def _delete(connection: sqlite3.Connection, job_id: str) -> None:
+    number = connection.execute(_NUMBER, (job_id,)).fetchone()
+    for statement in _DELETE:
+        connection.execute(statement, number)
+
+
+def sweep(connection: sqlite3.Connection, _ends: dict[str, int]) -> bool:
+    """Delete some rows of jobs that were deleted; return whether there may be more."""
+    left = _SWEPT
+    for job in connection.execute("SELECT job FROM garbage LIMIT ?", (_SWEPT,)).fetchall():
+        for statement in _SWEEP:
+            left -= connection.execute(statement, (*job, max(left, 0))).rowcount
+        if left <= 0:
+            return True
+        connection.execute("DELETE FROM garbage WHERE job = ?", job)
+    return connection.execute("SELECT 1 FROM garbage LIMIT 1").fetchone() is not None
 
 
 # reading

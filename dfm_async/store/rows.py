@@ -30,7 +30,8 @@ JOB: Final = """
 """The columns of a row that :func:`stored_job` takes."""
 
 
-_OPEN: Final = ", ".join(f"'{status.value}'" for status in JobStatus if not status.terminal)
+OPEN: Final = ", ".join(f"'{status.value}'" for status in JobStatus if not status.terminal)
+"""The states of jobs that have not ended for good, in SQL."""
 
 
 def conditions(wanted: JobFilter, before: Position | None, parameter: str, job_id: str = "job_id") -> list[str]:
@@ -47,7 +48,7 @@ def conditions(wanted: JobFilter, before: Position | None, parameter: str, job_i
     ]
     if wanted.status is not None:
         status = parameter.format("status")
-        found.append(f"status = {status}" if wanted.status.terminal else f"status IN ({_OPEN})")
+        found.append(f"status = {status}" if wanted.status.terminal else f"status IN ({OPEN})")
         if wanted.status is not JobStatus.FINISHED:
             found.append("status <> 'finished'")  # as the index has it
     if wanted.since is not None:

@@ -28,6 +28,7 @@ from typing import Final
 
 from dfm_async.errors import StoreError
 from dfm_async.model.job_filter import ALL_JOBS, JobFilter
+from dfm_async.model.status import JobStatus
 from dfm_async.store import queries
 from dfm_async.store.base import READ_BYTES, Entry, Follower, NewJob, Position, Request, StoredJob
 from dfm_async.store.batching import Batch
@@ -90,7 +91,7 @@ class SqliteStore(GroupCommitStore):
         stack.callback(followers.close)
         stack.callback(self._release)
         database = self._database = await self._connect(stack, "writer")
-        await database.run(partial(prepare, path=self.path))
+        self.migrated_from = await database.run(partial(prepare, path=self.path))
         try:
             ownership = self._ownership_ = Ownership(self.path, open_locks(f"{self.path}-lock"))
         except OSError as error:
@@ -173,6 +174,33 @@ class SqliteStore(GroupCommitStore):
     async def delete(self, job_id: str) -> None:
         """Delete a job that this store owns or whose owner is dead."""
         await self._writer.command(partial(self._ownership.delete, job_id))
+        await self._sweep()
+
+    async def _sweep(self) -> None:
+        """Delete what is left of deleted jobs, in parts: other commits go on in between."""
+        while await self._writer.command(queries.sweep):
+            pass
+
+    async def prune(self, before: float, status: JobStatus | None = None, limit: int = 100) -> list[StoredJob]:
+        """Delete jobs that ended before a time, those that ended first, at most ``limit``; return them."""
+        pruned: list[StoredJob] = await self._writer.command(partial(self._ownership.prune, before, status, limit))
+        await self._sweep()
+        return pruned
+
+    async def vacuum(self) -> None:
+        """Give the space of deleted jobs back to the file system. Commits wait meanwhile."""
+        await self._writer.flush()
+        await self._sweep()
+        assert self._database is not None  # noqa: S101 - it is open
+        await self._database.run(_vacuum)
+
+    async def check(self) -> AsyncIterator[StoreError]:
+        """Yield an error for everything in the store that is damaged. Each costs one job, not the store."""
+        for (line,) in await self._reader.run(_quick_check):
+            if line != "ok":
+                yield StoreError(self.path, f"the database is damaged ({line})", "Restore the file from a copy")
+        async for error in super().check():
+            yield error
 
     async def request(self, job_id: str, data: bytes, limit: int = 64) -> int | None:
         """Store a request to the owner of a job, which is notified; return its number. It is committed on return."""
@@ -196,7 +224,7 @@ class SqliteStore(GroupCommitStore):
         """Delete a request that was not carried out; False if it has an answer, or its owner is about to give one."""
         return bool(await self._writer.command(partial(self._ownership.withdraw_request, job_id, number)))
 
-    def end_request(self, number: int) -> None:
+    def end_request(self, _job_id: str, number: int) -> None:
         """Queue the deletion of a request whose sender needs no answer any longer."""
         self._writer.queue(partial(self._ownership.end_request, number))
 
@@ -274,6 +302,15 @@ class SqliteStore(GroupCommitStore):
 
 def _nothing(_connection: sqlite3.Connection) -> None:
     """Do nothing, behind everything that was requested before."""
+
+
+def _vacuum(connection: sqlite3.Connection) -> None:
+    connection.execute("VACUUM")
+    connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+
+
+def _quick_check(connection: sqlite3.Connection) -> list[tuple[str]]:
+    return connection.execute("PRAGMA quick_check").fetchall()
 
 
 def _read_only(connection: sqlite3.Connection) -> None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self, Unpack, overload
 from dfm_async.base.loop_thread import LoopThread
 from dfm_async.base.tasks import in_thread
 from dfm_async.engine.target import Target
-from dfm_async.errors import SessionClosed
+from dfm_async.errors import SessionClosed, StoreError
 from dfm_async.federation.federation import Federation
 from dfm_async.federation.operation import Operation
 from dfm_async.language.pipeline import Pipeline
@@ -37,7 +37,7 @@ from dfm_async.telemetry.cpu_profile import CpuProfile
 from dfm_async.telemetry.sinks import Sink
 
 if TYPE_CHECKING:
-    from datetime import datetime
+    from datetime import datetime, timedelta
 
     from dfm_async.discovery.advice import Discovery
     from dfm_async.federation.call_types import Takes
@@ -345,6 +345,20 @@ class Session(Blocking[AsyncSession]):
         See :meth:`dfm_async.Session.forget`.
         """
         return self._wait(self._async.forget(job_id))
+
+    def prune(self, older_than: float | timedelta, status: JobStatus | None = None) -> int:
+        """Delete the jobs of the store that ended some time ago, with their logs and checkpoints.
+
+        See :meth:`dfm_async.Session.prune`.
+        """
+        return self._wait(self._async.prune(older_than, status))
+
+    def check_store(self) -> Stream[StoreError]:
+        """Yield an error for everything in the store that is damaged: jobs, their events and their parameter sets.
+
+        See :meth:`dfm_async.Session.check_store`.
+        """
+        return Stream(self._loop, self._call(lambda: self._async.check_store()))
 
     def stats(self) -> SessionStats:
         """Return the numbers of jobs, the state of the workers, and the sizes of the logs.

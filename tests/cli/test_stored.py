@@ -6,6 +6,7 @@ import signal
 from pathlib import Path
 
 from tests.cli.rig import STATIONS, dfm, invoked, started, statuses, until
+from tests.store.helpers import sql
 
 
 def test_a_job_is_read_along_while_another_process_runs_it(tmp_path: Path, store: list[str]) -> None:
@@ -106,3 +107,30 @@ def test_an_invalid_store_is_3(tmp_path: Path) -> None:
         assert message in done.stderr
         assert "Traceback" not in done.stderr
     assert not (tmp_path / "none.db").exists()
+
+
+def test_a_store_is_checked_pruned_vacuumed_and_migrated(tmp_path: Path, store: list[str]) -> None:
+    (tmp_path / "towns.py").write_text(TOWNS)
+    run = ["run", str(tmp_path / "towns.py"), "--job-id"]
+    for name in "a", "b":
+        assert invoked(*run, name, *store).exit_code == 0
+    url = store[1]
+    assert invoked("store", "check", url).stdout == "no problems found\n"
+    assert "give a number and a unit" in invoked("store", "prune", url, "--older-than", "soon").stderr
+    assert "ended for good" in invoked("store", "prune", url, "--older-than", "1d", "--status", "running").stderr
+    assert invoked("store", "prune", url, "--older-than", "1d").stdout == "deleted 0 jobs\n"
+    assert invoked("store", "migrate", url).stdout == "the store has version 2 already\n"
+    sql(tmp_path / "jobs.db", "DELETE FROM params")
+    sql(tmp_path / "jobs.db", "UPDATE jobs SET frames = 1 WHERE job_id = 'a'")
+    damaged = invoked("store", "check", url)
+    assert damaged.exit_code == 1
+    assert "job a is damaged: its parameter set 0 is missing" in damaged.stdout
+    assert invoked("store", "prune", url, "--older-than", "0s", "--status", "finished").stdout == "deleted 2 jobs\n"
+    assert invoked("store", "vacuum", url).stdout == "the space of deleted jobs was given back\n"
+    for statement in "DROP TABLE requests", "DROP TABLE garbage", "UPDATE meta SET version = 1":
+        sql(tmp_path / "jobs.db", statement)
+    sql(tmp_path / "jobs.db", "DROP INDEX jobs_by_end")
+    assert invoked("store", "migrate", url).stdout == "the store was migrated from version 1 to 2\n"
+    missing = invoked("store", "check", f"sqlite:///{tmp_path}/none.db")
+    assert missing.exit_code == 3
+    assert "there is no store" in missing.stderr

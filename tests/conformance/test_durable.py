@@ -6,6 +6,7 @@ import asyncio
 import re
 import sys
 from collections import Counter
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -35,10 +36,12 @@ from dfm_async import (
 from dfm_async.errors import DecodingError, JobInterrupted, JobOwned, QueueFull
 from dfm_async.events import FrameCompleted
 from dfm_async.session import steering
+from dfm_async.session.durable import DurableJobs
 from dfm_async.session.steering import OwnedJobs
 from dfm_async.store import open_store
 from dfm_async.wire.codec import Codec
 from tests.conftest import Open, TargetName
+from tests.store.helpers import sql
 from tests.support.pipelines import pipeline_of, yielding
 from tests.support.postgres import PostgresServer
 from tests.support.stored import counts, fed, site, square, squares, waits
@@ -609,3 +612,46 @@ async def test_the_label_of_a_job_is_in_the_store(opens: Open) -> None:
         assert [job.info().label for job in session.jobs()] == ["Ada's"]
         assert (await session.reattach("labelled")).info().label == "Ada's"
         assert session.infos() == [job.info() for job in session.jobs()]
+
+
+async def test_old_jobs_are_deleted_with_their_checkpoints(opens: Open) -> None:
+    async with opens() as session, opens() as other:
+        for n in range(3):
+            await (await session.execute(squares, {"n": n}, job_id=f"job-{n}", checkpoint="calls"))
+        assert await other.prune(3600) == 0
+        with pytest.raises(ValueError, match="status must be that of jobs that have ended for good, not 'interrupted'"):
+            await other.prune(0, JobStatus.INTERRUPTED)
+        assert await other.prune(timedelta(0), JobStatus.FAILED) == 0
+        assert await other.prune(timedelta(0), JobStatus.FINISHED) == 3
+        assert [info.job_id async for info in other.find_jobs()] == []
+        (file,) = Path(session.options.checkpoints or "").glob("*.sqlite")  # noqa: ASYNC240
+        assert sql(file, "SELECT count(*) FROM checkpoints") == [(0,)]
+
+
+async def test_a_session_deletes_jobs_that_are_older_than_its_option_says(
+    opens: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with opens() as session:
+        await (await session.execute(squares, {"n": 2}, job_id="old"))
+    pruned, prune = asyncio.Event(), DurableJobs.prune
+
+    async def noted(durable: DurableJobs, before: float, status: JobStatus | None) -> int:
+        count = await prune(durable, before, status)
+        pruned.set()
+        return count
+
+    monkeypatch.setattr(DurableJobs, "prune", noted)
+    async with opens(options=LocalOptions(keep_stored_for=0.0)) as session:
+        await pruned.wait()
+        assert [info async for info in session.find_jobs()] == []
+
+
+async def test_a_check_finds_plans_that_cannot_be_decoded(opens: Open, place: str, store_path: Path) -> None:
+    async with opens() as session:
+        for name in "good", "bad":
+            await (await session.execute(squares, {"n": 2}, job_id=name))
+        assert [error async for error in session.check_store()] == []
+        if "postgres" not in place:
+            sql(store_path, "UPDATE plans SET plan = x'00' WHERE job = (SELECT job FROM jobs WHERE job_id = 'bad')")
+            (error,) = [error async for error in session.check_store()]
+            assert "job bad is damaged: column 'plan' cannot be read" in error.problem

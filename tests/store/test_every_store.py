@@ -7,12 +7,14 @@ import itertools
 import logging
 import os
 import random
+import sqlite3
 import threading
 from collections.abc import Sequence
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 from typing import Any
 
 import msgspec
+import psycopg
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -265,7 +267,11 @@ async def test_a_store_of_the_first_version_is_migrated(backend: Backend, opened
     await old.close()
     for statement in "DROP TABLE requests", "DROP INDEX jobs_by_end", "UPDATE meta SET version = 1":
         await backend.execute(statement)
+    for statement in "DROP TABLE garbage", "DROP INDEX jobs_open":
+        with suppress(sqlite3.Error, psycopg.Error):  # only one of the databases has it
+            await backend.execute(statement)
     store = await opened()
+    assert store.migrated_from == 1
     assert await backend.execute("SELECT version FROM meta") == [(VERSION,)]
     await store.take_over("j")
     assert await store.request("j", b"data") is not None
@@ -726,7 +732,7 @@ async def test_requests_reach_the_owner_in_order_and_are_answered_with_its_write
         assert (await found(other)).end == 1
     assert await other.answer_to(requests[0].number) == b"done"
     assert await store.requests() == requests[1:]
-    other.end_request(requests[0].number)
+    other.end_request("j", requests[0].number)
     await other.flush()
     assert await other.answer_to(requests[0].number) is None
 
@@ -825,3 +831,52 @@ async def test_a_job_that_has_ended_can_be_deleted_by_every_store(store: Store, 
     await store.flush()
     await (await opened()).delete("j")
     assert await store.find("j") is None
+
+
+# operations
+
+
+async def ended(store: Store, job_id: str, finished: float, status: JobStatus = JobStatus.FINISHED) -> None:
+    await store.create(new_job(job_id))
+    store.append(job_id, entry(0))
+    store.add_params(job_id, 0, [row(0)])
+    store.update(job_id, status=status, finished=finished)
+    await store.flush()
+
+
+async def test_old_jobs_are_pruned_those_that_ended_first(backend: Backend, store: Store, opened: AnyOpener) -> None:
+    for number in range(8):
+        await ended(store, f"j{number}", 100.0 + number, JobStatus.FAILED if number % 2 else JobStatus.FINISHED)
+    await ended(store, "interrupted", 1.0, JobStatus.INTERRUPTED)
+    await store.create(new_job("running"))
+    other = await opened()  # jobs of all owners
+    assert [job.job_id for job in await other.prune(104.0, limit=3)] == ["j0", "j1", "j2"]
+    assert [job.job_id for job in await other.prune(106.0, JobStatus.FINISHED)] == ["j4"]
+    assert [job.job_id for job in await other.prune(106.0, JobStatus.FINISHED)] == []
+    assert {job.job_id for job in await store.jobs()} == {"j3", "j5", "j6", "j7", "interrupted", "running"}
+    for table in "entries", "params":
+        assert await backend.execute(f"SELECT count(*) FROM {table}") == [(5,)]
+
+
+async def test_a_check_finds_what_is_damaged_and_costs_one_job_each(backend: Backend, store: Store) -> None:
+    for number in range(5):
+        await ended(store, f"j{number}", 100.0)
+    assert [error async for error in store.check()] == []
+    await backend.execute("DELETE FROM entries WHERE job = (SELECT job FROM jobs WHERE job_id = 'j1')")
+    await backend.execute("DELETE FROM params WHERE job = (SELECT job FROM jobs WHERE job_id = 'j2')")
+    await backend.execute("UPDATE entries SET count = 0 WHERE job = (SELECT job FROM jobs WHERE job_id = 'j3')")
+    await backend.execute("UPDATE jobs SET status = 'odd' WHERE job_id = 'j4'")
+    found = sorted([error.problem async for error in store.check()])
+    assert found[0] == "job j1 is damaged: it has 1 events, but those that are stored end at 0"
+    assert found[1] == "job j2 is damaged: its parameter set 0 is missing"
+    assert "job j3 is damaged: a row of its events cannot be read" in found[2]
+    assert "job j4 is damaged: column 'status' cannot be read" in found[3]
+    assert len(found) == 4
+
+
+async def test_vacuum_leaves_every_job_as_it_is(store: Store, opened: AnyOpener) -> None:
+    await ended(store, "j", 100.0)
+    await ended(store, "k", 100.0)
+    await store.delete("k")
+    await asyncio.gather(store.vacuum(), ended(store, "l", 100.0))
+    assert await everything(store, "j") == await everything(store, "l") == [entry(0)]

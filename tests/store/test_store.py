@@ -18,7 +18,7 @@ from dfm_async.store.processes import OfdLocks
 from dfm_async.store.queries import find_job
 from dfm_async.store.sqlite import SqliteStore
 from tests.store.conftest import Opener
-from tests.store.helpers import entry, found, new_job, run_unclosed, sql
+from tests.store.helpers import entry, found, new_job, row, run_unclosed, sql
 from tests.support.processes import ROOT, run_python
 
 # URLs
@@ -202,3 +202,31 @@ async def test_a_new_database_next_to_an_old_companion_file(path: Path, store: S
     assert other.fence != store.fence
     await other.create(new_job("j"))
     assert (await found(other)).status is JobStatus.SUBMITTED
+
+
+async def test_a_large_job_is_deleted_while_others_commit(path: Path, store: SqliteStore) -> None:
+    await store.create(new_job("large"))
+    await store.create(new_job("other"))
+    store.add_params("large", 0, [row(number) for number in range(20_000)])
+    store.update("large", status=JobStatus.FINISHED, finished=1.0)
+    await store.flush()
+    ends: list[dict[str, int]] = []
+    store.on_commit = ends.append
+    pruning = asyncio.create_task(store.prune(2.0))
+    for offset in range(10):
+        store.append("other", entry(offset))
+        await store.flush()
+    assert not pruning.done()
+    assert [job.job_id for job in await pruning] == ["large"]
+    assert ends == [{"other": offset} for offset in range(1, 11)]
+    assert sql(path, "SELECT (SELECT count(*) FROM params), (SELECT count(*) FROM garbage)") == [(0, 0)]
+
+
+async def test_what_is_left_of_a_deleted_job_after_a_crash_is_deleted_later(path: Path, store: SqliteStore) -> None:
+    await store.create(new_job("j"))
+    store.add_params("j", 0, [row(0)])
+    await store.flush()
+    sql(path, "INSERT INTO garbage SELECT job FROM jobs")
+    sql(path, "DELETE FROM jobs")
+    assert await store.prune(0.0) == []
+    assert sql(path, "SELECT (SELECT count(*) FROM params), (SELECT count(*) FROM garbage)") == [(0, 0)]
