@@ -18,7 +18,15 @@ from dfm_async.base.wall_clock import wall_time
 from dfm_async.engine.frames import Row
 from dfm_async.engine.jobs import JobControl
 from dfm_async.engine.target import AlreadySubmitted, Target
-from dfm_async.errors import DfmError, JobExists, JobInterrupted, JobNotFound, JobOwned, ParameterError
+from dfm_async.errors import (
+    DfmError,
+    JobExists,
+    JobInterrupted,
+    JobNotFound,
+    JobOwned,
+    ParameterError,
+    StoreError,
+)
 from dfm_async.federation.federation import Federation
 from dfm_async.model.ids import Frame, JobId
 from dfm_async.model.info import FailedSet
@@ -26,7 +34,7 @@ from dfm_async.model.job_spec import JobSpec
 from dfm_async.model.status import JobStatus
 from dfm_async.planning.forking import Fork
 from dfm_async.planning.plan import Plan
-from dfm_async.results.record import JobRecord
+from dfm_async.results.record import JobRecord, Journal
 from dfm_async.results.unfinished import UnfinishedSets
 from dfm_async.results.watching import JobActivity
 from dfm_async.runtime.faults import cancel_task, is_our_cancellation
@@ -399,13 +407,26 @@ class Submission:
         if coordinator is None or not coordinator.accepts:
             raise ParameterError(["the job accepts no further parameter sets: its input was stopped, or it has ended"])
         rows = await self._params.pack_in_turns(coordinator.plan, params)
+        journal = coordinator.record.journal
         for start in range(0, len(rows), _ROWS):
             await coordinator.room()
             if not coordinator.accepts:
                 raise ParameterError(["the job ended before it took all parameter sets"])
             self._add(coordinator, rows[start : start + _ROWS])
+        await self._written(coordinator.record, journal)
+
+    async def _written(self, record: JobRecord, journal: Journal | None) -> None:
+        """Wait until what was passed to the journal of a job is in the store.
+
+        Raises:
+            StoreError: it cannot be written: another process may have taken the job over.
+        """
         if self._durable is not None:
-            await self._durable.store.flush()
+            store = self._durable.store
+            await store.flush()
+            if record.journal is not journal or journal is None:
+                problem = f"job {record.job_id} belongs to another process now, or could not be written"
+                raise record.unwritten or StoreError(store.path, problem, "Steer it again: it may run elsewhere")
 
     async def _send_elsewhere(self, durable: DurableJobs, job_id: str, params: Any) -> None:
         """Add parameter sets to a job that another process runs."""
@@ -455,7 +476,11 @@ class Submission:
         """Take no further parameter sets for a job. See :meth:`Job.send_stop_frame`."""
         coordinator = self.coordinator(job_id)
         if coordinator is not None:
+            record, journal = coordinator.record, coordinator.record.journal
+            ended = record.status.terminal
             coordinator.stop()
+            if not ended:
+                await self._written(record, journal)
         elif self._durable is not None:
             self._supervisor.check_open()
             await self._durable.remote.stop(job_id)
@@ -467,7 +492,9 @@ class Submission:
             coordinator.halt(JobStatus.ABORTED, reason, grace)
             coordinator.shorten(grace)
             await record.completion_event.wait()
-            return dict(coordinator.outcomes)
+            if record.unwritten is None:
+                return dict(coordinator.outcomes)
+            # Another process may have taken the job over meanwhile.
         if self._durable is None or record.status.terminal:
             return {}
         self._supervisor.check_open()

@@ -8,6 +8,7 @@ import re
 import signal
 import sys
 import threading
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, contextmanager, nullcontext
 from types import FrameType
@@ -19,7 +20,7 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Route, WebSocketRoute
 from starlette.types import ASGIApp, Send
 
-from dfm_async.errors import DfmError, JobOwned, SessionClosed
+from dfm_async.errors import DfmError, JobOwned, SessionClosed, StoreError
 from dfm_async.federation.federation import Federation
 from dfm_async.language.pipeline import Pipeline
 from dfm_async.model.info import JobInfo
@@ -49,6 +50,10 @@ dfm_async: the service has no authorizer, so clients on this machine need a toke
   In a browser, open the live page with ?token={0}
   Programs send the header  Authorization: Bearer {0}
 """
+_ATTEMPTS: Final = 5
+"""How often a job is tried to be resumed whose store cannot be reached."""
+_PAUSE: Final = 1.0
+"""The number of seconds between these attempts."""
 _METRICS_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 _STREAMS: Final[tuple[Metric[Streams], ...]] = (
     gauge(None, "streams_open", "{stream}", "Open streams.", value_of(len)),
@@ -313,31 +318,38 @@ class Service:
 
     async def _resume_jobs(self, session: Session) -> None:
         """Resume interrupted jobs: those that there are, and later those of other processes that die."""
-        refused: set[str] = set()
+        failures: Counter[str] = Counter()
+        """How often each job could not be resumed."""
         try:
             while True:
-                found = [info for info in session.infos() if info.status is JobStatus.INTERRUPTED]
-                for info in sorted(found, key=lambda info: (info.created, info.job_id)):
-                    if info.job_id not in refused and not await self._resume_job(session, info):
-                        refused.add(info.job_id)
-                await session._jobs_interrupted()
+                try:
+                    found = [info async for info in session.find_jobs(status=JobStatus.INTERRUPTED)]
+                    for info in reversed(found):
+                        if failures[info.job_id] < _ATTEMPTS:
+                            failures[info.job_id] += await self._resume_job(session, info)
+                    again = any(failures[info.job_id] in range(1, _ATTEMPTS) for info in found)
+                    await session._jobs_interrupted(_PAUSE if again else None)
+                except StoreError as error:
+                    _log.warning("interrupted jobs cannot be resumed now: %s", error)
+                    await asyncio.sleep(_PAUSE)
         except SessionClosed:
             return
 
-    async def _resume_job(self, session: Session, info: JobInfo) -> bool:
-        """Resume a job, as soon as the session can take it; return whether it was resumed."""
+    async def _resume_job(self, session: Session, info: JobInfo) -> int:
+        """Resume a job, as soon as the session can take it; return the number of attempts that this has cost."""
         try:
             job = await session.resume(info.job_id, watch=self._state.page, accept_changes=self._accept_changes)
         except SessionClosed:
             raise
-        except JobOwned:
-            return True  # another service was faster
+        except JobOwned:  # another service was faster: follow the job there
+            await session.reattach(info.job_id)
+            return 0
         except DfmError as error:
             _log.warning("job %s stays interrupted: %s", info.job_id, error, extra={"job": info.job_id})
-            return False
+            return 1 if isinstance(error, StoreError) else _ATTEMPTS  # a store may be reached again
         if info.label is not None:
             self._state.quota.add(Principal(info.label), job)
-        return True
+        return 0
 
     def _new_session(self) -> Session:
         if self._federation is not None:
