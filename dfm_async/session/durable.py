@@ -232,7 +232,7 @@ class DurableJobs:
         """Delete jobs that ended this long ago, until this is cancelled."""
         while True:
             try:
-                await self.prune(time.time() - seconds, None)
+                await self.prune(wall_time() - seconds, None)
             except StoreError as error:
                 _log.warning("old jobs cannot be deleted: %s", error)
             await asyncio.sleep(min(max(seconds / 10, _PRUNE_FIRST), _PRUNE_LAST))
