@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import importlib
+import importlib.util
 import os
 import sys
 from collections.abc import Callable, Iterator
@@ -59,7 +60,8 @@ class Reloading:
         self.folder = _folder_of(module)
         """The folder whose modules are imported again."""
         self._inotify = _inotify()
-        # Python compares the times of source files in seconds: a file that is saved twice in one would be loaded once.
+        # Python compares the times of source files in seconds. A file that is saved twice in one second, with the same
+        # size, would be loaded once: no bytecode is written from now on, and what was written is deleted.
         sys.dont_write_bytecode = True
         os.environ["PYTHONDONTWRITEBYTECODE"] = "1"
 
@@ -89,8 +91,10 @@ class Reloading:
 
     def _load(self, choose: Callable[[Federation, ModuleType], T]) -> T:
         before = dict(self._modules())
-        for name in before:
+        for name, module in before.items():
             del sys.modules[name]
+            with contextlib.suppress(OSError):  # it does not exist, or belongs to others
+                os.unlink(importlib.util.cache_from_source(str(module.__file__)))
         importlib.invalidate_caches()
         try:
             federation, module = find_federation(self._options.federation)

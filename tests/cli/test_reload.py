@@ -50,10 +50,11 @@ HELPING = "def add(x):\n    return x + {}\n"
 
 @pytest.fixture
 def save(tmp_path: Path) -> Callable[[str, str], None]:
-    """Write a file of the federation, as editors do: a new one replaces it."""
+    """Write a file of the federation, as editors do: a new one replaces it. All have the same time of change."""
 
     def write(name: str, text: str) -> None:
         (tmp_path / "new").write_text(text)
+        os.utime(tmp_path / "new", (1.7e9, 1.7e9))
         os.replace(tmp_path / "new", tmp_path / name)
 
     write("edited.py", FEDERATION)
