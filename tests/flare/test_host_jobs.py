@@ -14,6 +14,7 @@ import pytest
 from dfm_async import Federation, FlareOptions, SessionClosed
 from dfm_async.errors import FlareError
 from dfm_async.model.ids import Location
+from dfm_async.model.stats import WorkerStats
 from dfm_async.results.record import JobRecord
 from dfm_async.targets.flare import flare_target as target_module
 from dfm_async.targets.flare import protocol as fm
@@ -227,7 +228,7 @@ async def test_a_cancelled_lookup_leaves_nothing(target: FlareTarget, hubs: Hubs
 
 async def test_workers_of_all_host_jobs_are_reported(target: FlareTarget, hubs: Hubs) -> None:
     def report(pid: int) -> fm.SiteReport:
-        return fm.SiteReport("", Location("a"), (fm.WorkerReport(pid, 1, None, None, False, False),), 1, (2, 3))
+        return fm.SiteReport("", Location("a"), (WorkerStats(pid=pid, jobs=1),), 1, (2, 3))
 
     current = hubs.connections[0]
     target._receive(current, report(1))  # type: ignore[arg-type]

@@ -13,6 +13,7 @@ import pytest
 from dfm_async import Federation, LocalOptions, Pipeline, PlaceParam, WorkerLost, Yield
 from dfm_async.model.ids import JobId, Location
 from dfm_async.model.job_spec import JobSpec
+from dfm_async.model.stats import WorkerStats
 from dfm_async.planning.prepare import prepare
 from dfm_async.results.event_codec import decode_error
 from dfm_async.runtime.site import encode_net
@@ -179,7 +180,7 @@ async def test_a_site_cannot_send_messages_about_another_one(
     hub.receive("a", msg.FramesDone(number, A, [0]))
     hub.receive("a", msg.FramesDone(number, A, [0]))  # for b, too
     hub.receive("a", fm.LogLines("b", []))
-    hub.receive("a", fm.SiteReport("", Location("b"), (fm.WorkerReport(1, 0, None, None, False, False),), 0, (0, 0)))
+    hub.receive("a", fm.SiteReport("", Location("b"), (WorkerStats(pid=1, jobs=0),), 0, (0, 0)))
     await settled()
     assert not [head for events in app.all(fm.Events) for head in events.heads if head.kind in ("result", "frame")]
     assert not app.all(fm.LogLines)

@@ -20,7 +20,7 @@ from dfm_async.errors import DfmError, EncodingError, FlareError, PipelineError,
 from dfm_async.federation.federation import Federation
 from dfm_async.model.flare import FlareOptions
 from dfm_async.model.ids import Location, OperationKey
-from dfm_async.model.stats import LimitStats, SiteStats, TargetStats, Traffic, WorkerStats
+from dfm_async.model.stats import SiteStats, TargetStats, Traffic
 from dfm_async.model.status import JobStatus
 from dfm_async.net import spec
 from dfm_async.planning.plan import Plan, plan_from_json
@@ -433,14 +433,14 @@ class FlareTarget:
 def _stats(report: fm.SiteReport, others: SiteStats) -> SiteStats:
     """Return the statistics of a location; ``others``: those of its workers for another host job."""
     workers = (
-        WorkerStats(**{**msgspec.structs.asdict(worker), "bound": tuple(cleaned(why, 1000) for why in worker.bound)})
+        msgspec.structs.replace(worker, bound=tuple(cleaned(why, 1000) for why in worker.bound))
         for worker in report.workers
     )
     return SiteStats(
         workers=(*others.workers, *workers),
         restarts=others.restarts + report.restarts,
         tokens=others.tokens + Traffic(*report.tokens),
-        limits=(*others.limits, *(LimitStats(**msgspec.structs.asdict(limit)) for limit in report.limits)),
+        limits=(*others.limits, *report.limits),
     )
 
 

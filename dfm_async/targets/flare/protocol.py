@@ -21,6 +21,7 @@ from dfm_async.model.ids import Frame, Location
 from dfm_async.model.info import WaitInfo
 from dfm_async.model.job_spec import JobSpec, Seconds
 from dfm_async.model.pool_size import IDLE_AFTER, Workers
+from dfm_async.model.stats import LimitStats, WorkerStats
 from dfm_async.results.event_codec import Head
 from dfm_async.wire import messages as msg
 
@@ -197,30 +198,6 @@ class Undeliverable(_OfLocation, frozen=True, tag=118):
     reason: str
 
 
-class WorkerReport(msgspec.Struct, frozen=True, array_like=True):
-    """One worker, as in ``WorkerStats``."""
-
-    pid: int | None
-    jobs: int
-    memory: int | None
-    lag: float | None
-    unresponsive: bool
-    retired: bool
-    abandoned: int = 0
-    bound: tuple[str, ...] = ()
-
-
-class LimitReport(msgspec.Struct, frozen=True, array_like=True):
-    """One limit of a site, as in ``LimitStats``."""
-
-    limit: Literal["cpus", "memory", "gpus", "limit", "rate"]
-    operation: str | None
-    used: float | None
-    capacity: float
-    waiting: int
-    key: str | None = None
-
-
 class SiteReport(_Message, frozen=True, tag=113):
     """How the workers of a location are, for one version of its code (``offer``).
 
@@ -230,10 +207,10 @@ class SiteReport(_Message, frozen=True, tag=113):
 
     offer: str
     location: Location
-    workers: tuple[WorkerReport, ...]
+    workers: tuple[WorkerStats, ...]
     restarts: int
     tokens: tuple[int, int]
-    limits: tuple[LimitReport, ...] = ()
+    limits: tuple[LimitStats, ...] = ()
 
 
 class LogLine(msgspec.Struct, frozen=True, array_like=True):

@@ -522,9 +522,8 @@ class SiteAgent(AbstractAsyncContextManager["SiteAgent"]):
 
 
 def _report_of(offer: str, location: Location, stats: SiteStats) -> fm.SiteReport:
-    workers = tuple(fm.WorkerReport(**msgspec.structs.asdict(worker)) for worker in stats.workers)
-    limits = tuple(fm.LimitReport(**msgspec.structs.asdict(limit)) for limit in stats.limits)
-    return fm.SiteReport(offer, location, workers, stats.restarts, (stats.tokens.count, stats.tokens.bytes), limits)
+    tokens = (stats.tokens.count, stats.tokens.bytes)
+    return fm.SiteReport(offer, location, stats.workers, stats.restarts, tokens, stats.limits)
 
 
 def _size(message: Any) -> int:
