@@ -27,7 +27,8 @@ class VirtualClock:
 
     def __init__(self, loop: asyncio.SelectorEventLoop, at: float | None = None) -> None:
         self._loop = loop
-        self._began = self._now = loop.time()
+        # Without a fraction: sums of whole seconds are exact, so a timer is due when it should be.
+        self._began = self._now = float(math.floor(loop.time()))
         self._goal: float | None = None
         self._arrived: asyncio.Future[None] | None = None
         self._origin = time.time() if at is None else at
