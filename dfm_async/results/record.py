@@ -121,7 +121,7 @@ class JobRecord:
         """The number of parameter sets, once nothing of the job runs here."""
         self.done: int | None = None
         """The number of those that are done."""
-        self.open_elsewhere = False
+        self.open_elsewhere: bool = False
         """Whether another process runs the job, which takes further parameter sets."""
         self._ended_or_blocked: Signal | None = None
         self.loader: Callable[[], Awaitable[None]] | None = None

@@ -100,7 +100,7 @@ class Schedule(ClosableIterator, Generic[R]):
     ) -> None:
         _check(name, params, overlap)
         self.name = name
-        self.label = f"schedule {name}"
+        self.label: str = f"schedule {name}"
         self._timetable = timetable
         self._params = params
         self._missed = missed

@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
-import httpx
+import httpx2
 
 from tests.chaos.histories import JobHistory, Outcome, Seen
 from tests.support.postgres import PostgresServer
@@ -61,7 +61,7 @@ class Cluster:
         self._server = server
         self._database = server.new_database()
         self._replicas = [Replica(server.url(self._database)) for _ in range(REPLICAS)]
-        self._http = httpx.AsyncClient(timeout=PATIENCE)
+        self._http = httpx2.AsyncClient(timeout=PATIENCE)
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
@@ -117,9 +117,9 @@ class Cluster:
         """Send one request to some replica."""
         try:
             answer = await self._http.post(f"{self.any_address()}{path}", json=body)
-        except httpx.ConnectError:
+        except httpx2.ConnectError:
             return Outcome.REFUSED, {}
-        except httpx.HTTPError:
+        except httpx2.HTTPError:
             return Outcome.UNKNOWN, {}
         data = answer.json()
         if answer.is_success:
@@ -172,11 +172,11 @@ class Cluster:
                         return
                     if answer.is_success and await self._take(answer, read):
                         return
-            except httpx.HTTPError:
+            except httpx2.HTTPError:
                 pass
             await asyncio.sleep(0.05)
 
-    async def _take(self, answer: httpx.Response, read: list[Seen]) -> bool:
+    async def _take(self, answer: httpx2.Response, read: list[Seen]) -> bool:
         """Take events from a connection; return whether the last one was the end."""
         name = ""
         async for line in answer.aiter_lines():
@@ -191,7 +191,7 @@ class Cluster:
 
     async def _get(self, url: str) -> Any:
         for _ in range(REPLICAS * 2):  # connections of killed replicas are still in the pool
-            with contextlib.suppress(httpx.RemoteProtocolError, httpx.ReadError):
+            with contextlib.suppress(httpx2.RemoteProtocolError, httpx2.ReadError):
                 return (await self._http.get(url)).json()
         raise AssertionError(f"{url} does not answer")
 

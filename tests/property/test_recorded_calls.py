@@ -17,14 +17,15 @@ import pytest_asyncio
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from dfm_async import Failure, Job, JobStatus, Pipeline, Result, Session, current_context
-from dfm_async.events import FailureHandled, FrameCompleted
+from dfm_async import Event, Failure, Job, JobStatus, ParameterError, Pipeline, Result, Session, current_context
+from dfm_async.errors import JobInterrupted
+from dfm_async.events import FailureHandled, FrameCompleted, WaitBegan
 from dfm_async.federation.operation import CodeKind
 from dfm_async.planning.forking import Fork
 from dfm_async.runtime.operations import Callee
 from tests.property.random_pipelines import Maker, fed, functions, write
 from tests.property.test_random_pipelines import sets, valid
-from tests.reference import interpret
+from tests.reference import interpret, value_of
 from tests.support.sessions import SHORT
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.shared_session]
@@ -154,10 +155,21 @@ def recorded(folder: Path, job: str) -> set[Key]:
     return found
 
 
+async def events_of(job: Job) -> list[Event]:
+    """Read a job until it ends or is interrupted, and send each event that it waits for."""
+    events = []
+    async for event in job.events():
+        events.append(event)
+        if isinstance(event, WaitBegan) and not event.name.startswith("never"):
+            with contextlib.suppress(ParameterError, JobInterrupted):  # the job no longer waits for it
+                await job.send(event.name, value_of(event.name), frame=event.frame[0])
+    return events
+
+
 async def outcome(job: Job) -> dict[str, list[Any]]:
-    """Return what a job tells, in a form that can be compared."""
+    """Return what a job yields, in a form that can be compared."""
     async with asyncio.timeout(30):
-        events = [event async for event in job.events()]
+        events = await events_of(job)
     return {
         "results": sorted((e.place, e.frame, e.value) for e in events if isinstance(e, Result)),
         "lost": sorted((e.place, e.frame) for e in events if isinstance(e, Failure) and e.place is not None),
@@ -180,10 +192,14 @@ async def test_a_resumed_job_does_what_plain_python_does(
                 return
             CALLS.begin(last=last)
             job = await first.execute(pipeline, params, checkpoint="calls")
-            waits = [asyncio.create_task(job.wait_until_finished()), asyncio.create_task(CALLS.reached.wait())]
-            await asyncio.wait(waits, return_when="FIRST_COMPLETED", timeout=30)
+            waits = [asyncio.create_task(events_of(job)), asyncio.create_task(CALLS.reached.wait())]
+            done, _ = await asyncio.wait(waits, return_when="FIRST_COMPLETED", timeout=30)
+            assert done, text
             for task in waits:
                 task.cancel()
+            await asyncio.gather(*waits, return_exceptions=True)
+            for task in done:
+                task.result()
         known = recorded(Path(f"{name}/jobs.db-checkpoints"), job._known().spec.checkpoints)
         CALLS.begin()
         async with Session(fed, target="inline", store=store, options=SHORT) as second:

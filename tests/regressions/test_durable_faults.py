@@ -130,11 +130,11 @@ async def test_waiters_are_notified_although_the_job_is_forgotten_at_once(
             # The store is busy with the parameters. The end comes after them, in one commit with the deletion.
             sending = asyncio.create_task(job.send_input_params({"n": 2}))
             await asyncio.sleep(0)
-            await job.send_stop_frame()
+            stopping = asyncio.create_task(job.send_stop_frame())
             await ended.wait()
             forgetting = asyncio.create_task(session.forget("short"))
             await asyncio.sleep(0)
-        await sending
+        await asyncio.gather(sending, stopping)
         outcomes = await asyncio.gather(waiter, reader, forgetting, return_exceptions=True)
         assert [
             error for error in outcomes if isinstance(error, BaseException) and not isinstance(error, DfmError)
