@@ -212,10 +212,6 @@ class SiteLimits(Generic[C]):
         """When to call :meth:`tick`; None if only other events can change anything."""
         return self._timed[0][0] if self._timed else None
 
-    def holds(self, call: C) -> bool:
-        """Return whether a call was granted, and has not left."""
-        return call in self._held
-
     def stats(self) -> tuple[LimitStats, ...]:
         """Return what is used and what waits, for each limit that a call has met so far."""
         blocked: dict[tuple[str, str | None], int] = {}

@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from dfm_async import Federation, LocalOptions, Pipeline, PlaceParam, WorkerLost, Yield
+from dfm_async import Federation, JobStatus, LocalOptions, Pipeline, PlaceParam, WorkerLost, Yield
 from dfm_async.model.ids import JobId, Location
 from dfm_async.model.job_spec import JobSpec
 from dfm_async.model.stats import WorkerStats
@@ -168,7 +168,7 @@ async def test_a_job_runs_and_its_events_come(hub: Hub, sites: Sites, app: App) 
     await settled()
     heads = [head.kind for events in app.all(fm.Events) for head in events.heads]
     assert heads == ["status", "result", "frame", "status"]
-    assert app.all(fm.JobState)[-1].status == "finished"
+    assert app.all(fm.JobState)[-1].status is JobStatus.FINISHED
 
 
 async def test_a_site_cannot_send_messages_about_another_one(
@@ -187,7 +187,7 @@ async def test_a_site_cannot_send_messages_about_another_one(
     assert not app.all(fm.SiteReport)
     hub.receive("b", results(number, 7))
     await settled()
-    assert app.all(fm.JobState)[-1].status == "finished"
+    assert app.all(fm.JobState)[-1].status is JobStatus.FINISHED
     assert "not its own" in caplog.text
 
 
@@ -236,8 +236,8 @@ async def test_a_message_that_cannot_be_delivered_fails_its_job(hub: Hub, sites:
         hub.receive(site, msg.JobStopped(number, at))
     await settled()
     states = {state.job_id: state.status for state in app.all(fm.JobState)}
-    assert states["job"] == "failed"
-    assert states.get("other", "running") == "running"  # reported after a while, if it was not before
+    assert states["job"] is JobStatus.FAILED
+    assert states.get("other", JobStatus.RUNNING) is JobStatus.RUNNING  # reported after a while, if it was not before
     (error,) = [decode_error(data) for events in app.all(fm.Events) for _, data in events.errors]
     assert str(error) == "a message to site 'b' cannot be delivered: too large"
 
@@ -288,7 +288,7 @@ async def test_hundreds_of_jobs_end_when_their_site_does_not_come_back(hub: Hub)
     await settled()
     hub.lost_site("b", "its machine has burnt")
     await app.wait_until(
-        lambda: len({state.job_id for state in app.all(fm.JobState) if state.status == "aborted"}) == 400
+        lambda: len({state.job_id for state in app.all(fm.JobState) if state.status is JobStatus.ABORTED}) == 400
     )
     assert not hub._engine._runs
 
@@ -329,7 +329,7 @@ async def test_a_job_shares_the_fate_of_a_site_that_starts_again_and_again(hub: 
     for incarnation in range(2, 12):
         hub.receive("b", hello("b", str(incarnation)))
     await settled()
-    assert app.all(fm.JobState)[-1].status == "aborted"
+    assert app.all(fm.JobState)[-1].status is JobStatus.ABORTED
     assert len({assign.job for assign in sites.all(fm.Assign)}) < 6
 
 
@@ -355,7 +355,7 @@ async def test_a_job_that_runs_is_lost_with_a_site_that_starts_again(hub: Hub, s
     hub.receive("a", msg.JobStopped(number, A))
     await settled()
     last = app.all(fm.JobState)[-1]
-    assert last.status == "aborted"
+    assert last.status is JobStatus.ABORTED
     assert "it has started again" in str(last.reason)
     assert isinstance(decode_error(last.cause), WorkerLost)
 

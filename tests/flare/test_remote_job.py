@@ -9,6 +9,7 @@ import msgspec
 import pytest
 
 from dfm_async import JobStatus, ParameterError, ResultLimits
+from dfm_async.engine.machine import Phase
 from dfm_async.errors import DecodingError, DfmError
 from dfm_async.model.ids import JobId
 from dfm_async.model.job_spec import JobSpec
@@ -105,7 +106,8 @@ async def test_a_job_that_the_hub_does_not_know_any_more_ends(job: RemoteJob) ->
 
 
 def state(status: str, end: int) -> fm.JobState:
-    return fm.JobState("job", status, None, status, 1, 1, 0, 0, True, False, {}, 1.0, end, "ended")
+    found = JobStatus(status)
+    return fm.JobState(job_id="job", status=found, phase=Phase.ENDED, added=1, opened=1, open=0, stopped=True, end=end)
 
 
 async def test_what_is_too_large_for_the_server_is_not_sent(connection: Connection) -> None:

@@ -22,6 +22,15 @@ from dfm_async.targets.flare.gateway import Frames
 _GRACE: Final = 5.0
 
 
+class AdminError(FlareError):
+    """FLARE's admin API has raised an exception; ``kind``: the name of its class."""
+
+    def __init__(self, problem: str, advice: str, kind: str) -> None:
+        super().__init__(problem, advice)
+        self.args = (problem, advice, kind)
+        self.kind = kind
+
+
 class Admin:
     """One user's connection to the server of a federation, in a process of its own.
 
@@ -69,7 +78,7 @@ class Admin:
 
     async def _ask(self, op: str, *args: Any) -> Any:
         if self._frames is None or self._frames.lost:
-            raise FlareError("the connection to FLARE has ended", "Connect again")
+            raise FlareError("the connection to FLARE has ended", "Open a new session")
         self._last += 1
         number = self._last
         answer: Outcome[Any] = Outcome()
@@ -84,13 +93,13 @@ class Admin:
         message = msgspec.msgpack.decode(data)
         answer = self._answers.get(message["id"])
         if answer is not None and "error" in message:
-            answer.fail(FlareError(message["error"], _advice(message["error"])))
+            answer.fail(AdminError(message["error"], _advice(message["kind"], message["error"]), message["kind"]))
         elif answer is not None:
             answer.settle(message["result"])
 
     def _lost(self) -> None:
         for answer in self._answers.values():
-            answer.fail(FlareError("the process of FLARE's admin API has ended", "Connect again"))
+            answer.fail(FlareError("the process of FLARE's admin API has ended", "Open a new session"))
 
     async def last_seen(self) -> dict[str, float]:
         """Return when the server last received something from each registered client, by the server's clock."""
@@ -132,10 +141,10 @@ class Admin:
                 await process.wait()
 
 
-def _advice(error: str) -> str:
-    if error.startswith("AuthorizationError"):
+def _advice(kind: str, error: str) -> str:
+    if kind == "AuthorizationError":
         return "FLARE's policy does not let this user do that: pipelines need the role lead or project_admin"
-    if "nvflare" in error and "ModuleNotFound" in error:
+    if kind == "ModuleNotFoundError" and "nvflare" in error:
         return f"Install it: {install_hint('flare')}"
     return "Run 'dfm-async flare doctor KIT': it checks that the server runs and that the kit is this user's"
 

@@ -158,7 +158,8 @@ def _serve(link: _Link, requests: queue.SimpleQueue[Any]) -> None:
             else:
                 answer = getattr(admin, name)(*args)
         except BaseException as error:  # noqa: BLE001 - reported to the application
-            link.write({"id": request["id"], "error": f"{type(error).__name__}: {error}"})
+            kind = type(error).__name__
+            link.write({"id": request["id"], "error": f"{kind}: {error}", "kind": kind})
         else:
             link.write({"id": request["id"], "result": answer})
     if admin is not None:

@@ -366,7 +366,7 @@ class FlareTarget:
         record.open_frames.update(dict.fromkeys(found.open, 1))
         record.next_frame = found.state.added
         job.take_state(found.state)
-        if not record.status.ended and JobStatus(found.state.status) is not JobStatus.SUBMITTED:
+        if not record.status.ended and found.state.status is not JobStatus.SUBMITTED:
             record.adopt(JobStatus.RUNNING, None, None)  # its last event has the outcome
         self.jobs.add(job)
         self._note_host_job(job)

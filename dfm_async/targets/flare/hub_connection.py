@@ -31,7 +31,7 @@ _log = logging.getLogger(__name__)
 _FOUND: Final = 3.0
 """The timeout of a connection to a host job that was found; one that has just ended is listed for a while."""
 _POLL: Final = 0.5
-_AGAIN: Final = "Connect again"
+_AGAIN: Final = "Open a new session"
 _NONE: Final[Mapping[str, float]] = {}
 
 

@@ -150,23 +150,22 @@ class HubJob:
     def state(self) -> fm.JobState:
         """How far it is."""
         coordinator, frames, record = self.coordinator, self.coordinator.frames, self.record
+        waiting = coordinator.waiting()
         return fm.JobState(
-            record.job_id,
-            record.status.value,
-            record.reason,
-            coordinator.state,
-            frames.added,
-            frames.opened,
-            len(frames.open),
-            frames.waiting,
-            frames.stopped,
-            coordinator.accepts,
-            dict(coordinator.outcomes),
-            record.finished,
-            record.log.end,
-            coordinator.phase.value,
-            encode_error(record.cause) if record.status.ended and isinstance(record.cause, DfmError) else b"",
-            coordinator.waiting().waits,
+            job_id=record.job_id,
+            status=record.status,
+            reason=record.reason,
+            phase=coordinator.phase,
+            waiting_for=waiting.waiting_for,
+            added=frames.added,
+            opened=frames.opened,
+            open=len(frames.open),
+            stopped=frames.stopped,
+            outcomes=coordinator.outcomes,
+            finished=record.finished,
+            end=record.log.end,
+            cause=encode_error(record.cause) if record.status.ended and isinstance(record.cause, DfmError) else b"",
+            waits=waiting.waits,
         )
 
     def known(self) -> fm.Known:

@@ -14,7 +14,7 @@ from typing import Any, Final, TypeAlias
 from dfm_async.base.backoff import delays
 from dfm_async.base.signals import Outcome
 from dfm_async.errors import FlareError
-from dfm_async.targets.flare.admin import Admin
+from dfm_async.targets.flare.admin import Admin, AdminError
 from dfm_async.targets.flare.gateway import Frames, prove, split_address
 from dfm_async.targets.flare.protocol import Attach, Attached, decode_attached, encode
 from dfm_async.targets.flare.reliable_stream import ReliableStream
@@ -28,9 +28,9 @@ _COMMAND: Final = 30.0
 _FIRST_PAUSE: Final = 0.05
 _LONGEST_PAUSE: Final = 0.4
 _ENDED: Final = ("JobNotFound", "JobNotRunning", "JobDone", "InvalidJob")
-"""The errors of FLARE for a job that does not run."""
+"""The kinds of errors of FLARE for a job that does not run."""
 _FINAL: Final = ("AuthorizationError", "AuthenticationError", "NoClientsAvailable")
-"""The errors that a retry cannot mend."""
+"""The kinds of errors that a retry cannot mend."""
 
 
 class HostJobEnded(FlareError):
@@ -238,7 +238,7 @@ class CommandTransport:
         wait = _WAIT if self._busy and not self._closing else 0.0
         answer = await self._deliver({"packet": packet, "wait": wait})
         if answer.get("gone"):
-            raise FlareError("the hub does not know this application any longer", "Connect again")
+            raise FlareError("the hub does not know this application any longer", "Open a new session")
         try:
             self._stream.take(base64.b64decode(answer["packet"]))
         except (KeyError, ValueError) as error:
@@ -254,23 +254,23 @@ class CommandTransport:
             pause = next(pauses)
             try:
                 answer = await self._admin.command(self._host_job, {"session": self._session, **data}, _COMMAND)
-                reason = "the hub is still starting"
+                ended, reason = False, "the hub is still starting"
             except FlareError as error:
-                if self._closing or error.problem.startswith(_FINAL):
+                kind = error.kind if isinstance(error, AdminError) else ""
+                if self._closing or kind in _FINAL:
                     raise
-                answer, reason = None, error.problem
+                answer, ended, reason = None, kind in _ENDED, error.problem
             if isinstance(answer, dict) and "ended" in answer:
                 raise HostJobEnded(f"the host job has ended: {answer['ended']}", "")
             if isinstance(answer, dict) and not answer.get("starting"):
                 return answer
-            if self._ran and reason.startswith(_ENDED):
-                raise HostJobEnded(f"the host job has ended: {reason}", "Connect again")
-            if reason.startswith(_ENDED) and (why := await self._admin.ended(self._host_job)):
+            if self._ran and ended:
+                raise HostJobEnded(f"the host job has ended: {reason}", "Open a new session")
+            if ended and (why := await self._admin.ended(self._host_job)):
                 raise HostJobEnded(f"FLARE does not run the host job: {why}", _why_ended(why))
             if self._admin.lost or loop.time() - began + pause > self._timeout:
                 problem = f"the hub has not answered for {loop.time() - began:.1f} s: {reason}"
-                kind = HostJobEnded if reason.startswith(_ENDED) else FlareError
-                raise kind(problem, "Connect again")
+                raise (HostJobEnded if ended else FlareError)(problem, "Open a new session")
             await asyncio.sleep(pause)  # it failed just now: at once it would fail again
 
     async def close(self, *, at_once: bool) -> None:

@@ -15,17 +15,18 @@ from typing import Annotated, Any, Final, Literal, TypeAlias
 import msgspec
 
 from dfm_async.engine.coordinator import FROM_LOCATIONS
-from dfm_async.engine.machine import StopOutcome
+from dfm_async.engine.machine import Phase, StopOutcome
 from dfm_async.model.call_limits import SiteCapacity
 from dfm_async.model.ids import Frame, Location
 from dfm_async.model.info import WaitInfo
 from dfm_async.model.job_spec import JobSpec, Seconds
 from dfm_async.model.pool_size import IDLE_AFTER, Workers
 from dfm_async.model.stats import LimitStats, WorkerStats
+from dfm_async.model.status import JobStatus
 from dfm_async.results.event_codec import Head
 from dfm_async.wire import messages as msg
 
-PROTOCOL: Final = 5
+PROTOCOL: Final = 6
 """The version of the protocol: raised when an older hub or site would not understand a message."""
 PYTHON: Final = f"{sys.version_info.major}.{sys.version_info.minor}"
 """Which Python this is. Code that is pickled can only be loaded by the same."""
@@ -467,26 +468,24 @@ class Events(_OfJob, frozen=True, tag=141):
     size: int
 
 
-class JobState(_OfJob, frozen=True, tag=142):
+class JobState(_OfJob, frozen=True, kw_only=True, tag=142):
     """How far a job is. ``outcomes``: how its locations stopped, if it was cancelled; ``end``: how long its log is.
 
-    ``cause``: the error that it was aborted for, if it was for one. ``waits``: its parameter sets that wait for events
-    or times, as in ``JobInfo``.
+    ``waiting_for``: what it waits for before it can start, as in ``JobWait``. ``cause``: the error that it was aborted
+    for, if it was for one. ``waits``: its parameter sets that wait for events or times, as in ``JobInfo``.
     """
 
-    status: str
-    reason: str | None
-    state: str
+    status: JobStatus
+    reason: str | None = None
+    phase: Phase
+    waiting_for: str = ""
     added: int
     opened: int
     open: int
-    waiting: int
     stopped: bool
-    accepts: bool
-    outcomes: dict[str, str]
-    finished: float | None
+    outcomes: dict[str, str] = {}
+    finished: float | None = None
     end: int
-    phase: str
     cause: bytes = b""
     waits: tuple[WaitInfo, ...] = ()
 

@@ -17,7 +17,7 @@ from dfm_async.engine.coordinator import log_overflow
 from dfm_async.engine.engine import starts_later
 from dfm_async.engine.frames import Row
 from dfm_async.engine.intake import LoggedErrors
-from dfm_async.engine.machine import Phase
+from dfm_async.engine.machine import Phase, StopOutcome
 from dfm_async.engine.target import AlreadySubmitted
 from dfm_async.engine.waits import WAITS_SHOWN, WaitEvent
 from dfm_async.errors import DfmError, EncodingError, JobExists, ParameterError, QueueFull, ResultsExpired
@@ -90,7 +90,7 @@ class RemoteJob:
         """Names our submission of the job; empty if we have not submitted it."""
         self._on_end: list[Callable[[RemoteJob], None]] = []
         self._room = Signal()
-        self._state = "waits for the federation"
+        self._waiting_for = "the federation"
         self._waits: dict[tuple[str, Frame], WaitInfo] = {}
         """What waits, by the hub's reports and by the events that follow them."""
         self._sending: dict[int, Outcome[fm.EventTaken | None]] = {}
@@ -221,7 +221,7 @@ class RemoteJob:
     def state(self) -> str:
         """The state of the job, as text."""
         if self.phase is Phase.WAITING:
-            return self._state
+            return f"waits for {self._waiting_for}"
         frames = self.frames
         done = frames.added - len(self.record.open_frames)
         total = f"{frames.added}" if frames.stopped else f"{frames.added} so far"
@@ -231,7 +231,7 @@ class RemoteJob:
         """Return what is known about what the job waits for."""
         waits = self.phase is Phase.WAITING
         shown = tuple(itertools.islice(self._waits.values(), WAITS_SHOWN))
-        return JobWait(waiting_for=self._state.removeprefix("waits for ") if waits else "", waits=shown)
+        return JobWait(waiting_for=self._waiting_for if waits else "", waits=shown)
 
     async def submit(self, offers: dict[str, str]) -> None:
         """Submit the job to the hub; return when the hub has it.
@@ -355,7 +355,7 @@ class RemoteJob:
         self._send(fm.Fail(self.record.job_id, self._token, encode_error(error)))
         self._take_the_rest()
 
-    def abandon(self, at: int, how: str = "abandoned") -> None:
+    def abandon(self, at: int, how: StopOutcome = StopOutcome.ABANDONED) -> None:
         """Abandon the job: its outcome cannot be known any longer."""
         self._end(JobStatus.ABORTED, "the session has ended")
 
@@ -406,7 +406,7 @@ class RemoteJob:
         frames.added = max(frames.added, state.added)
         frames.opened, frames.open = state.opened, range(state.open)
         frames.stopped = frames.stopped or state.stopped
-        self._state = state.state
+        self._waiting_for = state.waiting_for
         if state.end > self.record.log.end:  # else what we know from events is newer
             self._waits = {(wait.node, wait.frame): wait for wait in state.waits}
         self.outcomes = dict(state.outcomes)
@@ -414,11 +414,11 @@ class RemoteJob:
         if state.cause and self.record.cause is None:
             self.record.cause = decode_error(state.cause)
         self._end_there = max(self._end_there, state.end)
-        if self.phase is Phase.WAITING and state.phase != "waiting":
+        if self.phase is Phase.WAITING and state.phase is not Phase.WAITING:
             self.phase = Phase.RUNNING
         self.record.changed()
         self._check_stalled()
-        status = JobStatus(state.status)
+        status = state.status
         if status.ended and not self._ending and self.phase is not Phase.ENDED and not self.record.log.readers:
             self._take_the_rest()
         if status.ended and self.record.log.end >= state.end and self.phase is not Phase.ENDED:
