@@ -27,6 +27,7 @@ from dfm_async.errors import QueueFull, ResultsExpired, StoreError
 from tests.chaos.describe import describe
 from tests.chaos.jobs import Story, check_story, of_worker, random_spec
 from tests.chaos.operations import fed, quits
+from tests.property.waits import send_all_awaited, send_awaited
 
 BOUND = 60.0
 """Seconds after which a round hangs."""
@@ -124,6 +125,7 @@ class Round:
                 await job.cancel()
         async for event in job.events():
             story.saw(event)
+            await send_awaited(job, event)
         assert story.events[: len(earlier)] == earlier, f"the log has changed\n{story.spec}"
         await self._ended(story, job)
 
@@ -148,6 +150,7 @@ class Round:
             story.late = True
             witness = job.events(after=error.first - 1)
             witness.attach()
+            await send_all_awaited(job)
         async with asyncio.TaskGroup() as group:
             others = [group.create_task(work) for work in self._others(story, job)]
             await self._read(story, job, witness)
@@ -199,6 +202,7 @@ class Round:
                 story.cut = True
                 return
             story.saw(event)
+            await send_awaited(job, event)
             if spec.slow and len(story.events) % 5 == 0 and len(story.events) < 500:
                 await asyncio.sleep(spec.slow)
             if len(story.events) == alone:

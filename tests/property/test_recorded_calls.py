@@ -17,15 +17,15 @@ import pytest_asyncio
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from dfm_async import Event, Failure, Job, JobStatus, ParameterError, Pipeline, Result, Session, current_context
-from dfm_async.errors import JobInterrupted
-from dfm_async.events import FailureHandled, FrameCompleted, WaitBegan
+from dfm_async import Event, Failure, Job, JobStatus, Pipeline, Result, Session, current_context
+from dfm_async.events import FailureHandled, FrameCompleted
 from dfm_async.federation.operation import CodeKind
 from dfm_async.planning.forking import Fork
 from dfm_async.runtime.operations import Callee
 from tests.property.random_pipelines import Maker, fed, functions, write
 from tests.property.test_random_pipelines import sets, valid
-from tests.reference import interpret, value_of
+from tests.property.waits import send_awaited
+from tests.reference import interpret
 from tests.support.sessions import SHORT
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.shared_session]
@@ -160,9 +160,7 @@ async def events_of(job: Job) -> list[Event]:
     events = []
     async for event in job.events():
         events.append(event)
-        if isinstance(event, WaitBegan) and not event.name.startswith("never"):
-            with contextlib.suppress(ParameterError, JobInterrupted):  # the job no longer waits for it
-                await job.send(event.name, value_of(event.name), frame=event.frame[0])
+        await send_awaited(job, event)
     return events
 
 
