@@ -1,8 +1,9 @@
-"""Deadlines that stand still while a person debugs code of the event loop, or of a process that it has started."""
+"""Deadlines that are paused while a person debugs code of the event loop, or of a process that it has started."""
 
 from __future__ import annotations
 
 import asyncio
+import math
 import weakref
 from collections.abc import Callable
 from typing import Final
@@ -37,6 +38,14 @@ class Suspension:
     def time(self) -> float:
         """The time of a clock that stands still while deadlines are suspended."""
         return _now() - self.lost
+
+    def overdue(self, now: float) -> float:
+        """Return for how many seconds a deadline is over that the loop has not noticed. Any thread may call it.
+
+        Args:
+            now: the time of the loop, which may be blocked.
+        """
+        return max((now - timer.due for timer in tuple(self._timers)), default=0.0)
 
     def hold(self) -> None:
         """Suspend deadlines until :meth:`release` was called as often."""
@@ -86,6 +95,11 @@ class DeadlineTimer:
         self._handle: asyncio.TimerHandle | None = None
         self._among = among
         among.add(self)
+
+    @property
+    def due(self) -> float:
+        """When it calls back; infinite while it is suspended."""
+        return math.inf if self._handle is None else self._due
 
     def suspend(self, *, suspended: bool) -> None:
         """Stop the timer, or let it go on."""

@@ -9,7 +9,10 @@ import asyncio
 import contextvars
 import functools
 import inspect
+import logging
+import math
 from collections.abc import Callable, Coroutine, Iterator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from dfm_async.base.suspension import DeadlineTimer, suspension
@@ -39,6 +42,8 @@ from dfm_async.wire.memory import size_of
 
 if TYPE_CHECKING:
     from dfm_async.site.checkpoints import RecordedElements
+
+_log = logging.getLogger(__name__)
 
 
 class Call:
@@ -76,7 +81,10 @@ class Call:
         self._scope: asyncio.Timeout | None = None
         """Ends an asynchronous call when its deadline is over."""
         self._timer: DeadlineTimer | None = None
-        self._began = 0.0
+        self._began = self._queued = 0.0
+        self._on_ignored: tuple[float, Callable[[], object]] = (math.inf, lambda: None)
+        self.abandoned = False
+        """Whether it has failed although its asynchronous code, which ignores its cancellation, goes on."""
 
     @property
     def simple(self) -> bool:
@@ -122,17 +130,41 @@ class Call:
         if self._timer is not None:
             self._timer.cancel()
         if ends:
-            self._timer = suspension().call_later(min(ends), lambda: scope.reschedule(loop.time()))
+            self._timer = suspension().call_later(min(ends), lambda: self._expire(scope))
 
-    async def within_deadline(self, work: Callable[[], Any]) -> Any:
+    def _expire(self, scope: asyncio.Timeout) -> None:
+        """Cancel asynchronous code whose deadline is over. If it ignores that, nothing waits for it any longer."""
+        scope.reschedule(asyncio.get_running_loop().time())
+        seconds, abandon = self._on_ignored
+        self._timer = suspension().call_later(seconds, abandon)
+
+    @contextmanager
+    def constructing(self) -> Iterator[None]:
+        """Run a constructor, which blocks the loop: if it exceeds the deadline, the process is replaced."""
+        if self.deadline is None or not self.callee.per_job:
+            yield
+            return
+        timer = suspension().call_later(self.deadline, lambda: None)
+        try:
+            yield
+        finally:
+            timer.cancel()
+
+    async def within_deadline(self, work: Callable[[], Any], grace: float, abandon: Callable[[], object]) -> Any:
         """Await asynchronous code.
+
+        Args:
+            work: the code.
+            grace: how many seconds it may take to end when its deadline is over.
+            abandon: is called then, if it has not ended.
 
         Raises:
             TimeoutError: the deadline is over.
         """
         if self.deadline is None and self.limit is None:
             return await work()
-        queued = asyncio.get_running_loop().time()
+        self._on_ignored = grace, abandon
+        self._queued = asyncio.get_running_loop().time()
         scope = self._scope = asyncio.timeout(None)
         try:
             async with scope:
@@ -141,15 +173,19 @@ class Call:
         except TimeoutError as error:
             if not scope.expired():
                 raise
-            if self.limit is not None and self.limit.left <= 0:
-                raise self.limit.exceeded(self.operation) from error
-            assert self.deadline is not None  # noqa: S101 - else nothing could expire
-            raise late(self.operation, self.deadline, self._began - queued) from error
+            raise self.expired() from error
         finally:
             self._scope = None
             if self._timer is not None:
                 self._timer.cancel()
                 self._timer = None
+
+    def expired(self) -> TimeoutError:
+        """Return the error of asynchronous code whose deadline is over."""
+        if self.limit is not None and self.limit.left <= 0:
+            return self.limit.exceeded(self.operation)
+        assert self.deadline is not None  # noqa: S101 - else nothing could expire
+        return late(self.operation, self.deadline, self._began - self._queued)
 
     async def within_limit(self, work: Coroutine[Any, Any, None]) -> None:
         """Wait for what an attempt needs before it can start.
@@ -308,6 +344,8 @@ async def _run_attempts(job: StreamingJob, call: Call) -> None:
                 if not call.in_thread:
                     call.release()
                 raise
+            if call.abandoned:
+                return
             call.release()
             if _runs_again(job, call, error):
                 continue
@@ -325,9 +363,25 @@ async def _run_attempts(job: StreamingJob, call: Call) -> None:
                 continue
             _raised(job, call, error)
         else:
+            if call.abandoned:
+                return
             _returned(job, call, value)
         job.advance()
         return
+
+
+def _abandon(job: StreamingJob, call: Call) -> None:
+    """Fail a call whose asynchronous code ignores its cancellation. Its task is cancelled once more with the job."""
+    if job.stopping:
+        return
+    call.abandoned = True
+    _log.warning(
+        "%s at site %s ignores its cancellation: its deadline is over, and nothing waits for it any longer",
+        *(call.operation, job.resources.site),
+        extra={"site": job.resources.site, "job": job.job_id},
+    )
+    _raised(job, call, call.expired())
+    job.advance()
 
 
 async def _attempt(job: StreamingJob, call: Call) -> Any:
@@ -337,7 +391,8 @@ async def _attempt(job: StreamingJob, call: Call) -> Any:
         _context.enter(context_of(job, call))
     if call.callee.limits is not None:
         await call.within_limit(_wait_for_permit(job, call, call.callee.limits))
-    work = work_of(job, call)
+    with call.constructing():
+        work = work_of(job, call)
     if call.callee.generates:
         return work()
     remote = _remote(job, call)
@@ -357,7 +412,7 @@ async def _attempt(job: StreamingJob, call: Call) -> Any:
     resources = job.resources
     resources.coroutines += 1
     try:
-        return await call.within_deadline(work)
+        return await call.within_deadline(work, resources.grace, lambda: _abandon(job, call))
     finally:
         resources.coroutines -= 1
 

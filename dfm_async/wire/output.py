@@ -68,6 +68,8 @@ class Heartbeat(msgspec.Struct, frozen=True, tag="heartbeat", omit_defaults=True
         running: the number of calls that run in the worker.
         waiting: the number of calls that wait for a thread, for another worker, or for a limit.
         bound: a job, and why it computes on one core although it could use more; None if nothing is new.
+        overdue: for how many seconds the deadline of a call is over that the event loop, which is blocked, has not
+            noticed.
     """
 
     lag: float
@@ -79,6 +81,7 @@ class Heartbeat(msgspec.Struct, frozen=True, tag="heartbeat", omit_defaults=True
     running: int = 0
     waiting: int = 0
     bound: tuple[str, str] | None = None
+    overdue: float = 0.0
 
 
 class Debugging(msgspec.Struct, frozen=True, tag="debugging"):

@@ -12,9 +12,13 @@ import math
 import threading
 import time
 from collections.abc import Callable
+from typing import Final
 
 from dfm_async.runtime.core_use import CoreUse
 from dfm_async.wire.output import Heartbeat
+
+_BLOCKED: Final = 2
+"""After how many heartbeats in a row without a turn of the loop deadlines are checked by the thread."""
 
 
 def heartbeat_interval(unresponsive_after: float) -> float:
@@ -31,6 +35,7 @@ class HeartbeatThread:
         counts: returns, in the thread, the number of values sent to other sites so far, and their bytes, and the number
             of calls that run, and that wait.
         core_use: notices, in the thread, jobs that compute on one core although they could use more.
+        overdue: returns, in the thread, for how many seconds a deadline is over that the loop has not noticed.
     """
 
     def __init__(
@@ -39,11 +44,16 @@ class HeartbeatThread:
         send: Callable[[Heartbeat], None],
         counts: Callable[[], tuple[int, int, int, int]],
         core_use: CoreUse | None = None,
+        overdue: Callable[[float], float] = lambda _now: 0.0,
     ) -> None:
         self._interval = interval
         self._send = send
         self._counts = counts
         self._core_use = core_use
+        self._overdue = overdue
+        self._blocked = 0
+        """How many heartbeats in a row the loop has been blocked for."""
+        self._last = 0.0
         self._loop = asyncio.get_running_loop()
         self._thread: threading.Thread | None = None
         self._gate = threading.Semaphore(0)
@@ -79,6 +89,9 @@ class HeartbeatThread:
             if self._gate.acquire(timeout=self._interval):
                 continue  # it was woken, or stopped, a moment ago
             now, probed = time.monotonic(), self._probed
+            # After a longer pause of this thread, the whole process was stopped: that is no fault of the loop.
+            self._blocked = 0 if probed is None or now - self._last > 3 * self._interval else self._blocked + 1
+            self._last = now
             if probed is not None:
                 self._lag = now - probed
             if self._busy or self._worked or probed is not None:
@@ -115,7 +128,8 @@ class HeartbeatThread:
 
     def _report(self, lag: float, alive: float, *, idle: bool = False) -> None:
         bound = None if idle or self._core_use is None else self._core_use.sample()
-        self._send(Heartbeat(lag, alive, idle, time.monotonic(), *self._counts(), bound))
+        overdue = self._overdue(time.monotonic()) if self._blocked >= _BLOCKED else 0.0
+        self._send(Heartbeat(lag, alive, idle, time.monotonic(), *self._counts(), bound, max(0.0, overdue)))
 
 
 class Watch:

@@ -48,6 +48,8 @@ _ADVICE: Final = {
     errno.EAGAIN: ". Raise the limit of processes and threads of this user (ulimit -u)",
     errno.ENOMEM: ". The machine has no memory left",
 }
+_OVERDUE: Final = 2.0
+"""For how many seconds a blocked loop may miss a deadline before its process is replaced."""
 _REAP: Final = 0.5
 """How long the end of a channel may come before the end of its process."""
 
@@ -312,6 +314,11 @@ class SiteWorker(PoolWorker):  # type: ignore[misc] # aiomultiprocess has no typ
         self._watch.heartbeat(heartbeat)
         if heartbeat.bound is not None:
             self.report_bound(*heartbeat.bound)
+        if heartbeat.overdue > _OVERDUE and not self._debugging:
+            self.kill(
+                f"an asynchronous operation or a constructor has blocked its event loop for {heartbeat.lag:.1f} s, and "
+                f"the deadline of a call passed {heartbeat.overdue:.1f} s ago"
+            )
         self._pool.worker_changed()
 
     def _debugged(self, report: Debugging) -> None:

@@ -203,7 +203,8 @@ class _Worker:
         self._heartbeat = None
         if setup.heartbeat is not None:
             core_use = CoreUse(lambda: [] if self._runtime is None else self._runtime.jobs)
-            self._heartbeat = HeartbeatThread(setup.heartbeat, setup.output.send, self._counts, core_use)
+            overdue = suspension().overdue
+            self._heartbeat = HeartbeatThread(setup.heartbeat, setup.output.send, self._counts, core_use, overdue)
 
     async def run(
         self, table: OperationTable, config: SiteConfig, channel: Channel, known: KnownClasses | None

@@ -138,3 +138,19 @@ def stuck(gate: str) -> None:
 
 
 sticks = pipeline_of(stuck, "gate")
+
+
+@lab.operation(deadline=0.2)
+async def blocks(x: int) -> int:
+    """Blocks the event loop of its site, as a call of a synchronous library does."""
+    hang(os.environ["HANGING_GATE"])
+    return x
+
+
+@lab.operation(deadline=0.2, name="SlowToBegin")
+class SlowToBegin:
+    def __init__(self) -> None:
+        hang(os.environ["HANGING_GATE"])
+
+    def body(self, x: int) -> int:
+        return x

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import os
 import sys
@@ -38,13 +39,16 @@ from dfm_async.events import WorkerNotice
 from dfm_async.runtime.threads import ABANDONED_LIMIT
 from dfm_async.telemetry import read_trace
 from dfm_async.web import Service
+from dfm_async.workers import site_worker
 from tests.conftest import Connect
 from tests.runtime.hanging import (
     Body,
     Closed,
     Slow,
+    SlowToBegin,
     apart,
     at_home,
+    blocks,
     fed,
     hang,
     holds,
@@ -334,6 +338,37 @@ async def test_a_constructor_that_hangs_is_killed_with_its_worker(
                 assert await job.cancel(grace=0.2) == {"lab": "killed"}
                 assert await first_value(session, quickly, {"x": 3}) == 3
         assert job.status is JobStatus.ABORTED
+
+
+@pytest.mark.parametrize("operation", [blocks, SlowToBegin], ids=lambda found: found.name)
+async def test_worker_whose_loop_is_blocked_beyond_a_deadline_is_replaced(
+    gate: Gate, monkeypatch: pytest.MonkeyPatch, operation: Any
+) -> None:
+    monkeypatch.setenv("HANGING_GATE", gate.path)
+    monkeypatch.setattr(site_worker, "_OVERDUE", 0.1)
+    async with asyncio.timeout(30):
+        async with Session(fed, options=LocalOptions(unresponsive_after=0.4)) as session:
+            job = await session.execute(pipeline_of(operation, "x"), {"x": 1})
+            with pytest.raises(JobAborted, match=r"has blocked its event loop .* the deadline of a call passed"):
+                await job
+            assert await first_value(session, quickly, {"x": 3}) == 3
+
+
+async def test_async_call_that_ignores_its_cancellation_fails_after_its_deadline() -> None:
+    ignoring, released = Federation("ignoring"), asyncio.Event()
+
+    @ignoring.site("lab").operation(deadline=0.05)
+    async def ignores(x: int) -> int:
+        while x and not released.is_set():
+            with contextlib.suppress(asyncio.CancelledError):
+                await released.wait()
+        return x
+
+    async with Session(ignoring, target="inline", options=LocalOptions(shutdown_grace=0.05)) as session:
+        job = await session.execute(pipeline_of(ignores, "x"), [{"x": 0}, {"x": 1}])
+        async with asyncio.timeout(30):
+            assert await outcome(job) == {"ok": 1, "TimeoutError": 1}
+        released.set()
 
 
 async def test_calls_that_wait_are_not_run_after_a_cancellation(connect: Connect, gate: Gate, tmp_path: Path) -> None:
