@@ -1,6 +1,7 @@
 r"""A FastAPI service over three sites, with a live page: ``python examples/service.py``.
 
-Needs ``pip install 'dfm-async[web,sqlite]' fastapi uvicorn``; ``python3 noxfile.py serve`` installs and starts it.
+``python3 noxfile.py serve`` installs what it needs in an environment of its own, and starts it. In yours: ``pip install
+'.[web,sqlite]' fastapi uvicorn`` in a checkout.
 Open the printed address in a browser, and submit a job in another terminal, with the token in the address::
 
     curl http://127.0.0.1:8000/dfm/pipelines/report/jobs -H 'authorization: Bearer TOKEN' \
