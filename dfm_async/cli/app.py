@@ -328,7 +328,7 @@ def check(store: StoreArgument, as_json: JsonOption = False) -> Work:
 @command(_store, "Delete old jobs.")
 def prune(
     store: StoreArgument,
-    older_than: Annotated[str, option("How long ago the jobs have ended at least, such as 30d or 12h.", "TIME")],
+    older_than: Annotated[str, option("The minimum time since the jobs ended, such as 30d or 12h.", "TIME")],
     status: Annotated[JobStatus | None, option("Only jobs with this status, such as finished.", "STATUS")] = None,
 ) -> Work:
     """Delete jobs that ended some time ago, while other processes use the store. Interrupted jobs are kept."""

@@ -91,10 +91,10 @@ class Reloading:
 
     def _load(self, choose: Callable[[Federation, ModuleType], T]) -> T:
         before = dict(self._modules())
-        for name, module in before.items():
+        for name, loaded in before.items():
             del sys.modules[name]
             with contextlib.suppress(OSError):  # it does not exist, or belongs to others
-                os.unlink(importlib.util.cache_from_source(str(module.__file__)))
+                os.unlink(importlib.util.cache_from_source(str(loaded.__file__)))
         importlib.invalidate_caches()
         try:
             federation, module = find_federation(self._options.federation)

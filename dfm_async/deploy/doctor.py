@@ -245,7 +245,7 @@ def _code(kit: Kit, settings: SiteSettings) -> Iterator[Finding]:
     rights = policy.get("permissions", {})
     allowed = [role for role, granted in rights.items() if _may(granted, "byoc")]
     if settings.allow_code and not allowed:
-        text = "the settings say allow_code, but FLARE's policy allows code to no role (byoc)"
+        text = "the settings allow code (allow_code), but FLARE's policy allows code to no role (byoc)"
         yield Finding("code", "warn", text, 'set "byoc" in local/authorization.json, or allow_code: false')
     elif not settings.allow_code and allowed:
         text = f"FLARE's policy lets {', '.join(allowed)} bring code (byoc), and the settings do not"
@@ -348,9 +348,7 @@ async def _greeted(kit: Kit, host: str, port: int) -> Finding:
         advice = "this is the server of another federation, or a proxy; or the kit belongs to another federation"
         return Finding(name, "bad", f"{where} has a certificate of another authority: {error.verify_message}", advice)
     except ssl.SSLError as error:
-        return Finding(
-            name, "bad", f"{where} does not speak TLS as FLARE does: {error.reason}", "is it the right port?"
-        )
+        return Finding(name, "bad", f"{where} does not use TLS as FLARE does: {error.reason}", "is it the right port?")
     except TimeoutError:
         return Finding(name, "bad", f"{where} does not answer within {_TIMEOUT:g} s", "does a firewall drop it?")
     except OSError as error:

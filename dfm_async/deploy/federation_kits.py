@@ -207,7 +207,7 @@ async def provision_federation(
         raise DeploymentError(project.name, problems)
     files = files_of(federation, required=trusting != every)
     made = await provision(project, folder)
-    (folder / ".gitignore").write_text("# Private keys do not belong into a repository.\n*\n")
+    (folder / ".gitignore").write_text("# Do not commit private keys.\n*\n")
     with contextlib.suppress(OSError):  # written by FLARE as everybody's, in folders of earlier times
         state.chmod(0o600)
     # FLARE needs an absolute path, and the location of the kit is not known yet.

@@ -175,7 +175,7 @@ class LocalFlare:
     def _client(self, site: str) -> FlareProcess:
         if site == self._server or site not in self._nodes:
             known = ", ".join(name for name in self._nodes if name != self._server)
-            raise DeploymentError(str(self.folder), [f"there is no client {site!r}, but: {known}"])
+            raise DeploymentError(str(self.folder), [f"there is no client {site!r} (there are: {known})"])
         return self._nodes[site]
 
 

@@ -20,7 +20,8 @@ from dfm_async.session.job import Job
 
 @singledispatch
 def _html(thing: Any) -> str:
-    raise TypeError(f"nothing is known about how a value of type {type(thing).__name__} is shown")
+    kinds = "a pipeline, plan, federation, job or result"
+    raise TypeError(f"cannot display a value of type {type(thing).__name__}: expected {kinds}")
 
 
 _html.register(Pipeline, views.pipeline_html)

@@ -123,7 +123,8 @@ def read_bootstrap(
         plain: Any = json.loads(data)
         version = plain.get("version") if isinstance(plain, dict) else None
         if isinstance(version, int) and version != VERSION:
-            raise HandshakeRefused(f"the site speaks version {version} of the protocol, this program {VERSION}")
+            problem = f"the site uses version {version} of the protocol, this program {VERSION}"
+            raise HandshakeRefused(f"{problem}: install the same version of dfm_async")
         return msgspec.convert(plain, Bootstrap)
     except (ValueError, RecursionError) as error:
         raise HandshakeRefused(f"{os.fspath(path)} is not a bootstrap file: {error}") from error

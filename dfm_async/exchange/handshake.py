@@ -59,7 +59,7 @@ class HandshakeTransport:
     ) -> Path:
         """Expect a program that somebody else starts; return the file that it must be given."""
         if self._listener is None:
-            raise RuntimeError("the transport is not open")
+            raise RuntimeError("the transport is not open: LauncherExecutor opens it in 'async with'")
         self.forget()
         bootstrap = Bootstrap(
             address=self._listener.address,

@@ -17,6 +17,7 @@ from dfm_async.exchange.nvflare import ParamsExchange, ParamsFormat, ParamsTrans
 from dfm_async.exchange.options import ExecutorOptions
 from dfm_async.exchange.task import Task
 from dfm_async.exchange.transports import TRANSPORTS, Invitation, TransportName, site_transport
+from dfm_async.model.checks import whole
 from dfm_async.runtime.context import OperationContext, call_started
 from dfm_async.wire.output import LogRecord
 
@@ -74,8 +75,7 @@ class Program:
         check_grace(self.shutdown_timeout)
         if not isinstance(self.launch_once, bool):
             raise TypeError(f"launch_once must be True or False, not {self.launch_once!r}")
-        if not isinstance(self.processes, int) or isinstance(self.processes, bool) or self.processes < 1:
-            raise ValueError(f"processes must be a positive whole number, not {self.processes!r}")
+        whole("processes", self.processes)
         if self.cwd is not None and not isinstance(self.cwd, (str, os.PathLike)):
             raise TypeError(f"cwd must be the path of a folder, not {self.cwd!r}")
         if self.task is not None and (not isinstance(self.task, str) or not self.task):

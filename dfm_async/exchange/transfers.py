@@ -276,7 +276,7 @@ class Download:
         self._open: dict[int, _DownloadPart] = {}
         if len({number for number, _ in parts}) < len(parts):
             send(Report(tx, parts[0][0], receiver, 0, 0, "failed"))
-            raise TransferFailed("all", receiver, "two parts have the same number")
+            raise TransferFailed("all", receiver, "several parts have the same number")
         for number, size in parts:
             try:
                 self._open[number] = _DownloadPart(number, size, sink(number, size), retries, retries)

@@ -8,7 +8,7 @@ from typing import Literal
 
 import msgspec
 
-from dfm_async.model.checks import Options, check_number
+from dfm_async.model.checks import Options, check_number, whole
 from dfm_async.model.options import LocalOptions
 from dfm_async.model.resources import ClassPath
 
@@ -98,8 +98,8 @@ class SiteSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
     def __post_init__(self) -> None:
         if not self.site:
-            raise ValueError("site must name a site of the federation")
+            raise ValueError(f"site must be the name of a site of the federation, not {self.site!r}")
         for name in ("max_message_bytes", "max_job_bytes"):
             value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ValueError(f"{name} must be positive, not {value!r}")
+            if value is not None:
+                whole(name, value)

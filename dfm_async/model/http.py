@@ -8,6 +8,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 
+from dfm_async.model.checks import check_number, whole
 from dfm_async.model.policies import RetryPolicy
 
 TEMPLATE: Final = re.compile(r"\{([^{}]*)\}")
@@ -101,17 +102,17 @@ class RequestPlan(_Data, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         if not re.fullmatch(r"[A-Z]+", self.method):
-            raise ValueError(f"a method is written in capital letters, not {self.method!r}")
+            raise ValueError(f"method must be in capital letters, such as 'GET', not {self.method!r}")
         address = urlsplit(self.base_url)
         if address.scheme not in ("http", "https") or not address.hostname:
-            raise ValueError("base_url must be an address with http or https and a host")
+            raise ValueError("base_url must be an http or https URL with a host")
         if address.username or address.password or address.query or address.fragment:
-            raise ValueError("base_url must not have credentials, a query or a fragment; secrets belong into the vault")
+            raise ValueError("base_url must not have credentials, a query or a fragment: put secrets into the vault")
         if not self.path.startswith("/") or _CONTROL.search(self.path) or "?" in self.path or "#" in self.path:
-            raise ValueError(f"a path begins with '/' and has no query, not {self.path!r}")
+            raise ValueError(f"path must begin with '/' and have no query or fragment, not {self.path!r}")
         known = {argument.name for argument in self.arguments if argument.place == "path"}
         if missing := sorted(set(TEMPLATE.findall(self.path)) ^ known):
-            raise ValueError(f"path {self.path!r} and its parameters do not agree about {', '.join(missing)}")
+            raise ValueError(f"path {self.path!r}: only in the path, or only among the arguments: {', '.join(missing)}")
         named = [argument.name for argument in self.arguments if argument.place in ("header", "cookie")]
         named += [credential.name for credential in self.credentials if credential.kind in ("header", "cookie")]
         for name in named:
@@ -147,9 +148,7 @@ class HttpOptions(_Data, frozen=True, kw_only=True):
     proxy: str | None = None
 
     def __post_init__(self) -> None:
-        if self.timeout <= 0 or self.connect_timeout <= 0:
-            raise ValueError("timeout and connect_timeout must be positive")
-        if self.connections < 1:
-            raise ValueError(f"connections must be at least 1, not {self.connections}")
-        if self.max_bytes <= 0:
-            raise ValueError(f"max_bytes must be positive, not {self.max_bytes}")
+        for name in ("timeout", "connect_timeout"):
+            check_number(name, getattr(self, name), positive=True)
+        for name in ("connections", "max_bytes"):
+            whole(name, getattr(self, name))

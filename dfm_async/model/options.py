@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Final, Literal
 
-from dfm_async.model.checks import Options, check_number
+from dfm_async.model.checks import Options, check_number, whole
 from dfm_async.model.pool_size import Workers, fewest_workers
 
 
@@ -38,9 +38,7 @@ class ResultLimits(Options, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
     def _refuse(self) -> None:
         for name in ("max_items", "max_bytes", "window", "window_bytes"):
-            value = getattr(self, name)
-            if not isinstance(value, int) or value < 1:
-                raise ValueError(f"{name} must be a positive whole number, not {value!r}")
+            whole(name, getattr(self, name))
 
 
 # One object for each default: what is the same object as a default is not encoded with each job.
@@ -122,8 +120,8 @@ class LocalOptions(Options, frozen=True, kw_only=True, forbid_unknown_fields=Tru
             "checkpoint_bytes",
         ):
             value = getattr(self, name)
-            if value is not None and (not isinstance(value, int) or value < 1):
-                raise ValueError(f"{name} must be a positive whole number, not {value!r}")
+            if value is not None:
+                whole(name, value)
         if self.queue_overflow not in ("block", "fail"):
             raise ValueError(f"queue_overflow must be 'block' or 'fail', not {self.queue_overflow!r}")
         if self.output not in ("log", "inherit"):

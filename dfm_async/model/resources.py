@@ -7,6 +7,8 @@ from typing import Any, Final
 
 import msgspec
 
+from dfm_async.model.checks import FINITE, check_number, whole
+
 _OURS: Final = "dfm_async"
 _OFFERED: Final = "dfm_async.site"  # the package of ours whose classes a federation may name
 
@@ -73,10 +75,9 @@ class SendCost(_Data, frozen=True, kw_only=True):
     bandwidth: float | None = None
 
     def __post_init__(self) -> None:
-        if not 0 <= self.fixed_time < float("inf"):
-            raise ValueError(f"fixed_time must be a number that is not negative, not {self.fixed_time}")
-        if self.bandwidth is not None and not self.bandwidth > 0:
-            raise ValueError(f"bandwidth must be positive, not {self.bandwidth}")
+        check_number("fixed_time", self.fixed_time, most=FINITE)
+        if self.bandwidth is not None:
+            check_number("bandwidth", self.bandwidth, positive=True)
 
 
 class CacheConfig(_Data, frozen=True, kw_only=True):
@@ -98,10 +99,9 @@ class CacheConfig(_Data, frozen=True, kw_only=True):
     max_age: float | None = None
 
     def __post_init__(self) -> None:
-        if self.max_bytes <= 0:
-            raise ValueError(f"max_bytes must be positive, not {self.max_bytes}")
-        if self.max_age is not None and self.max_age <= 0:
-            raise ValueError(f"max_age must be positive, not {self.max_age}")
+        whole("max_bytes", self.max_bytes)
+        if self.max_age is not None:
+            check_number("max_age", self.max_age, positive=True)
         if self.base_path is None and self.protocol not in ("file", "local", "memory"):
             raise ValueError(f"a cache on {self.protocol!r} needs a base_path, such as 'bucket/directory'")
 

@@ -24,7 +24,7 @@ def check_net(net: spec.Net) -> None:
 
 def _require(holds: bool, text: str) -> None:
     if not holds:
-        raise ValueError(f"the net is not in order: {text}")
+        raise ValueError(f"invalid net: {text}")
 
 
 def _unique(numbers: Iterable[int], what: str) -> None:

@@ -289,7 +289,7 @@ def event_from_data(name: Any, data: Any) -> Event | Activity | None:
         msgspec.ValidationError, KeyError, TypeError: the data does not describe such an event.
     """
     if not isinstance(name, str):
-        raise TypeError("an event without a name")
+        raise TypeError(f"the name of an event must be a string, not {name!r}")
     kind = Activity if name == "activity" else _BY_NAME[name].kind if name in _BY_NAME else None
     if kind is not Failure:
         found: Event | Activity | None = None if kind is None else msgspec.convert(data, kind)

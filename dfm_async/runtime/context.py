@@ -290,5 +290,5 @@ def current_context() -> OperationContext:
     """
     found = _current.get()
     if found is None:
-        raise LookupError("no operation of a pipeline is running here")
+        raise LookupError("current_context() works only in an operation that a job calls: none is running here")
     return found

@@ -73,7 +73,7 @@ class FileVault:
         if not self._path.is_dir():
             found = self._read(key)
             if key not in found:
-                raise SecretError("", key, f"{self._path.name!r} has no such key")
+                raise SecretError("", key, f"{self._path.name!r} does not have this key")
             return found[key]
         if not key or key in (".", "..") or "/" in key or "\\" in key or "\0" in key:
             raise SecretError("", key, "the name of a secret in a directory must not contain slashes, or be only dots")

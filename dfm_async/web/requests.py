@@ -177,7 +177,7 @@ async def read_body(request: Request, limits: WebLimits, upload: Upload, kind: t
     try:
         return kind.model_validate(found)
     except ValidationError as error:
-        raise Refusal(422, "body", "the request does not fit", _problems(error, kind)) from error
+        raise Refusal(422, "body", "the body is invalid", _problems(error, kind)) from error
 
 
 async def read_json(request: Request, limits: WebLimits, upload: Upload) -> tuple[bytearray, Any]:

@@ -175,7 +175,7 @@ async def test_server_must_have_a_certificate_of_the_federation(kit: Copied, mad
     )
     async with listening(None) as port:
         plain = await connection(lab, port)
-    assert "does not speak TLS" in plain["connection"].detail
+    assert "does not use TLS" in plain["connection"].detail
     nowhere = await connection(lab, port, "nowhere.invalid")
     assert nowhere["server"].state == "bad"
     assert "connection" not in nowhere

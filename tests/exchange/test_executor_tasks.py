@@ -461,7 +461,7 @@ async def test_a_large_result_that_does_not_come_fails_after_the_idle_timeout() 
     [
         ([(1, -1)], "no room for"),
         ([(1, 1 << 62)], "no room for"),
-        ([(1, 100), (1, 200)], "two parts have the same number"),
+        ([(1, 100), (1, 200)], "several parts have the same number"),
     ],
 )
 @with_executor()

@@ -93,7 +93,7 @@ async def test_a_net_that_cannot_be_played_is_refused(lab: Lab) -> None:
     emit = spec.Transition("t", 0, (), spec.Emit(7, spec.Const(0)))
     await lab.assign(request(1, encoded(emit)))
     (refused,) = lab.node.of(fm.AssignmentRefused)
-    assert "cannot be read: the net is not in order" in refused.reason
+    assert "cannot be read: invalid net" in refused.reason
 
 
 # who may what

@@ -75,7 +75,7 @@ async def _keep(start: UpOptions) -> int:
             _show_up(status, start, foreground=True)
 
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / ".gitignore").write_text("# Private keys do not belong into a repository.\n*\n")
+    (folder / ".gitignore").write_text("# Do not commit private keys.\n*\n")
     try:
         await Daemon(federation.name, folder, up).keep(on_up)
     except FederationError as error:

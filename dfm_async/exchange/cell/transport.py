@@ -80,7 +80,7 @@ class CellTransport:
         """Expect one program, and write the file by which it finds us."""
         host, folder = self._host, self._folder
         if host is None or folder is None:
-            raise RuntimeError("the transport is not open")
+            raise RuntimeError("the transport is not open: LauncherExecutor opens it in 'async with'")
         self.forget()
         pipe = self._pipe = CellPipe(host, on_up, self._options.submit_model_task_name)
         host.expect(pipe)

@@ -225,7 +225,7 @@ class DirectoryQueue:
     def open(self) -> None:
         """Make the missing folders, private to this user, and begin to watch."""
         if self._closed or self._watch is not None:
-            raise RuntimeError("a queue is opened once")
+            raise RuntimeError("the queue was opened before: make a new one")
         missing = [folder for folder in self._path.parents if not folder.exists()]
         for folder in (*reversed(missing), self._path, self._inbox, self._outbox, self._temporary):
             with contextlib.suppress(FileExistsError):

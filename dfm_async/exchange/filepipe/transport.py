@@ -84,7 +84,7 @@ class FilePipeTransport:
     def expect(self, on_up: Callable[[Pipe], None], *, launch_once: bool) -> Invitation:
         """Make pipes for one launch, and write the configuration."""
         if self._folder is None:
-            raise RuntimeError("the transport is not open")
+            raise RuntimeError("the transport is not open: LauncherExecutor opens it in 'async with'")
         self.forget()
         self._launches += 1
         # In one folder there can be several, of other jobs: they must not take each other's messages.

@@ -107,7 +107,7 @@ class GatewayTransport:
         self._frames.on_frame = self._first
         self._frames.send(data)
         if not self._frames.connected:
-            raise EOFError("the connection was closed")
+            raise EOFError("the gateway closed the connection")
         return await self._answer
 
     def _first(self, data: bytes) -> None:

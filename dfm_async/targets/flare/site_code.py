@@ -132,7 +132,7 @@ class SiteCode:
                 capacity=capacity,
             )
         if installed.shipped is None:
-            raise DfmError(f"site {site!r} offers nothing: {installed.problem or 'no federation is installed'}")
+            raise DfmError(f"site {site!r} offers no operations: {installed.problem or 'no federation is installed'}")
         # What the site itself has installed takes values of classes that its operations name, and of no others.
         return Code(
             shipped=installed.shipped,
