@@ -7,6 +7,7 @@ import gc
 import logging
 import os
 import tempfile
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
@@ -23,6 +24,13 @@ _PATIENCE = 10.0
 def processes() -> set[int]:
     """All processes below this one."""
     return {child.pid for child in psutil.Process().children(recursive=True)}
+
+
+def _described(process: psutil.Process) -> str:
+    with suppress(psutil.Error):
+        parent, age = process.parent(), time.time() - process.create_time()
+        return f"{process} of {parent}, {age:.1f} s old, {process.num_threads()} threads: {process.cmdline()}"
+    return f"{process}, which has just ended"
 
 
 def descriptors() -> dict[int, str]:
@@ -81,7 +89,7 @@ async def nothing_left() -> AsyncIterator[None]:
         assert not (asyncio.all_tasks() - before[3]), "tasks are left"
         gone = [psutil.Process(pid) for pid in processes() - before[0] if psutil.pid_exists(pid)]
         _, alive = await asyncio.to_thread(psutil.wait_procs, gone, _PATIENCE)
-        assert not alive, f"processes are left: {alive}"
+        assert not alive, f"processes are left: {[_described(process) for process in alive]}"
         gc.collect()
         now = descriptors()
         assert not (new := {at: now[at] for at in now.keys() - before[1].keys()}), f"descriptors are left: {new}"

@@ -252,6 +252,9 @@ class Round:
         except (ParameterError, StoreError):
             story.sent_all = False
             await job.completed.wait()
+        except SessionClosed:
+            assert self.closed
+            story.sent_all = False
 
     async def _ended(self, story: Story, job: Job) -> None:
         await job.completed.wait()
