@@ -1,7 +1,11 @@
 """The tables, transactions and queries of a store in PostgreSQL.
 
-A batch takes two round trips, however many jobs it has: one that locks the rows of its jobs, and one that writes. All
-times are those of the server, so the clocks of the owners do not matter.
+A batch takes two round trips, however many jobs it has: one that locks the rows of its jobs, and one that writes. The
+first decides which jobs the store still owns; without it, a batch would be at most a tenth faster. Results are arrays
+in binary form, which go with the rest of the batch. COPY has the same throughput for batches of 1,000 results, but is a
+quarter slower for a single one: it cannot be part of a pipeline, so it takes two round trips more.
+
+All times are those of the server, so the clocks of the owners do not matter.
 """
 
 from __future__ import annotations
@@ -69,10 +73,10 @@ _SEEN: Final = """
 """
 _ADD_ENTRIES: Final = """
     INSERT INTO entries (job, first, count, kind, head, payload)
-    SELECT * FROM unnest(%s::bigint[], %s::bigint[], %s::bigint[], %s::int[], %s::bytea[], %s::bytea[])
+    SELECT * FROM unnest(%b::bigint[], %b::bigint[], %b::bigint[], %b::int[], %b::bytea[], %b::bytea[])
 """
 _ADD_PARAMS: Final = (
-    "INSERT INTO params (job, frame, data) SELECT * FROM unnest(%s::bigint[], %s::bigint[], %s::bytea[])"
+    "INSERT INTO params (job, frame, data) SELECT * FROM unnest(%b::bigint[], %b::bigint[], %b::bytea[])"
 )
 _CHANGE: Final = """
     UPDATE jobs SET "end" = new."end", frames = new.frames, errors = jobs.errors + new.errors,
@@ -108,7 +112,7 @@ _LAST_EVENT: Final = """
 """
 _ANSWER: Final = """
     UPDATE requests SET answer = new.answer
-    FROM unnest(%s::bigint[], %s::bigint[], %s::bytea[]) AS new (job, number, answer)
+    FROM unnest(%b::bigint[], %b::bigint[], %b::bytea[]) AS new (job, number, answer)
     WHERE requests.number = new.number AND requests.job = new.job
 """
 _REQUESTS: Final = """
