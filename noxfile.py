@@ -215,7 +215,7 @@ def screenshot(session: nox.Session) -> None:
 def bench(session: nox.Session) -> None:
     """Run the benchmarks: one command per figure, each compared with a peer or a lower bound."""
     install(session, "bench", "peers")
-    install_programs(session, BROWSER)
+    install_programs(session, BROWSER | DATABASE)
     session.run("python", "-m", "benchmarks.all", *session.posargs)
 
 

@@ -100,6 +100,12 @@ def _summary(found: dict[str, list[dict[str, Any]]]) -> str:
     missed = [f"{row['benchmark']}: {row['metric']}" for row in judged if not row["met"]]
     lines = [f"{len(judged) - len(missed)} of {len(judged)} targets met"]
     lines += [f"  missed: {name}" for name in missed]
+    lines += [
+        f"  not judged, its peer is absent: {row['benchmark']}: {row['metric']} ({row['target']})"
+        for rows in found.values()
+        for row in rows
+        if row["target"] and row["met"] is None
+    ]
     lines += [f"  not run: {name}" for name, rows in found.items() if not rows]
     return "\n".join(lines)
 

@@ -86,8 +86,8 @@ class Figure:
         }
 
 
-VERDICTS = {None: "", True: "ok", False: "MISSED"}
-"""How a table tells whether a target was met."""
+VERDICTS = {None: "not judged", True: "ok", False: "MISSED"}
+"""How a table reports whether a target was met; one whose peer is absent is not judged."""
 
 
 def number(value: float | None) -> str:
@@ -111,7 +111,7 @@ def table(rows: Sequence[Mapping[str, Any]]) -> str:
             *(number(row["peers"].get(peer)) for peer in peers),
             number(row["ratio"]),
             row["target"] or "-",
-            VERDICTS[row["met"]],
+            VERDICTS[row["met"]] if row["target"] else "",
         ]
         for row in rows
     ]

@@ -1,8 +1,8 @@
 """Measures peers in processes of their own: what runs there, and who starts it.
 
-The stock ``aiomultiprocess`` pool is always there. ``dask`` and ``ray`` take part if they are importable, or if
-``DFM_BENCH_PEERS`` names a directory with a virtual environment of each name. They are not interleaved with ours,
-because some of them keep the processor busy while they wait.
+The stock ``aiomultiprocess`` pool is always there. ``dask``, ``ray`` and ``dbos`` take part if they are importable, or if
+``DFM_BENCH_PEERS`` names a directory with a virtual environment of each name. Those that run calls are not interleaved
+with ours, because some of them keep the processor busy while they wait.
 """
 
 from __future__ import annotations
@@ -22,7 +22,9 @@ from benchmarks.backends import BACKENDS, Backend
 
 ROOT = Path(__file__).resolve().parent.parent
 LIMIT = 120
-_MODULES = {"aiomultiprocess": "aiomultiprocess", "dask": "distributed", "ray": "ray"}
+_MODULES = {"aiomultiprocess": "aiomultiprocess", "dask": "distributed", "ray": "ray", "dbos": "dbos"}
+POOLS = ("aiomultiprocess", "dask", "ray")
+"""The peers that run calls in other processes."""
 
 Block = Callable[[Backend], Awaitable[float]]
 
@@ -65,7 +67,7 @@ WORKLOADS: dict[str, tuple[int, int, dict[str, Block]]] = {
 }
 
 
-def interpreters(peers: Collection[str] = tuple(_MODULES)) -> dict[str, str]:
+def interpreters(peers: Collection[str] = POOLS) -> dict[str, str]:
     """The Python interpreter for each of these peers that is there."""
     found = {}
     directory = os.environ.get("DFM_BENCH_PEERS")
@@ -87,7 +89,7 @@ def environment() -> dict[str, str]:
 
 
 def measure(
-    workload: str, quick: bool, *, peers: Collection[str] = tuple(_MODULES), workers: int | None = None
+    workload: str, quick: bool, *, peers: Collection[str] = POOLS, workers: int | None = None
 ) -> dict[str, dict[str, float]]:
     """Runs a workload with every peer that is there; gives for each metric the value of each peer."""
     found: dict[str, dict[str, float]] = {}
