@@ -1,9 +1,10 @@
 """The tables, transactions and queries of a store in PostgreSQL.
 
 A batch takes two round trips, however many jobs it has: one that locks the rows of its jobs, and one that writes. The
-first decides which jobs the store still owns; without it, a batch would be at most a tenth faster. Results are arrays
-in binary form, which go with the rest of the batch. COPY has the same throughput for batches of 1,000 results, but is a
-quarter slower for a single one: it cannot be part of a pipeline, so it takes two round trips more.
+first decides which jobs the store still owns; without it, a batch would be at most a tenth faster. Results are arrays,
+which go with the rest of the batch; values are sent and read in binary form. COPY has the same throughput for batches
+of 1,000 results, but is a quarter slower for a single one: it cannot be part of a pipeline, so it takes two round trips
+more.
 
 All times are those of the server, so the clocks of the owners do not matter.
 """
@@ -568,7 +569,7 @@ async def list_jobs(
     query = f"{_JOBS} WHERE {fitting} ORDER BY created DESC, {_ID} DESC LIMIT %(limit)s"
     texts: dict[bytes, bytes] = {}  # many jobs have the same plan and options: one copy of each is enough
     found = []
-    async with connection.cursor() as cursor:
+    async with connection.cursor(binary=True) as cursor:
         await cursor.execute(query.encode(), arguments(wanted, before, limit if limit >= 0 else None))
         async for row in cursor:
             values = list(row)
@@ -584,7 +585,7 @@ async def read_entries(connection: Connection, job_id: str, start: int, max_byte
     if not is_storable(job_id) or not is_number(start):
         return []
     arguments = {"job": job_id, "start": start, "rows": _PAGE, "bytes": max(max_bytes, 1)}
-    rows = await (await connection.execute(_ENTRIES, arguments)).fetchall()
+    rows = await (await connection.execute(_ENTRIES, arguments, binary=True)).fetchall()
     return page(job_id, rows, start, max_bytes)
 
 
@@ -592,7 +593,7 @@ async def read_heads(connection: Connection, job_id: str, start: int) -> list[En
     """Return the next entries that begin at an offset or behind it, without their payloads."""
     if not is_storable(job_id):
         return []
-    rows = await (await connection.execute(_HEADS, (job_id, start, _PAGE))).fetchall()
+    rows = await (await connection.execute(_HEADS, (job_id, start, _PAGE), binary=True)).fetchall()
     return [entry_of(job_id, None, row) for row in rows]
 
 
@@ -600,7 +601,7 @@ async def read_params(connection: Connection, job_id: str, frames: Sequence[int]
     """Return parameter sets by their numbers, as far as they are stored."""
     if not is_storable(job_id):
         return {}
-    rows = await (await connection.execute(_PARAMS, (job_id, list(frames)))).fetchall()
+    rows = await (await connection.execute(_PARAMS, (job_id, list(frames)), binary=True)).fetchall()
     return {frame: params_of(job_id, frame, data) for frame, data in rows}
 
 
