@@ -8,7 +8,7 @@ import json
 import os
 import statistics
 import time
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Container, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -115,8 +115,12 @@ def table(rows: Sequence[Mapping[str, Any]]) -> str:
         ]
         for row in rows
     ]
+    return columns(lines, range(2, 4 + len(peers)))
+
+
+def columns(lines: Sequence[Sequence[str]], numeric: Container[int]) -> str:
+    """Align the cells of a table: numbers to the right, texts to the left."""
     widths = [max(len(line[at]) for line in lines) for at in range(len(lines[0]))]
-    numeric = range(2, 4 + len(peers))
     return "\n".join(
         "  ".join(
             cell.rjust(width) if at in numeric else cell.ljust(width)

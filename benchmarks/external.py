@@ -1,8 +1,8 @@
 """Measures peers in processes of their own: what runs there, and who starts it.
 
-The stock ``aiomultiprocess`` pool is always there. ``dask``, ``ray`` and ``dbos`` take part if they are importable, or if
-``DFM_BENCH_PEERS`` names a directory with a virtual environment of each name. Those that run calls are not interleaved
-with ours, because some of them keep the processor busy while they wait.
+The stock ``aiomultiprocess`` pool is always there. ``dask``, ``ray`` and ``dbos`` take part if they are importable, or
+if ``DFM_BENCH_PEERS`` names a directory with a virtual environment of each name. Those that run calls are not
+interleaved with ours, because some of them keep the processor busy while they wait.
 """
 
 from __future__ import annotations
@@ -31,6 +31,10 @@ Block = Callable[[Backend], Awaitable[float]]
 
 def _parallel(calls: workloads.Calls) -> Block:
     return lambda b: workloads.parallel_calls(b, calls, min(calls.count, 2000))
+
+
+def _frames(mb: int) -> Block:
+    return lambda b: workloads.frames(b, 3, mb * 1_000_000)
 
 
 # Per workload: sites, workers, and the blocks with the names under which they are reported.
@@ -64,6 +68,7 @@ WORKLOADS: dict[str, tuple[int, int, dict[str, Block]]] = {
             "many": lambda b: workloads.many_through(b, 100),
         },
     ),
+    **{f"frames_{mb}": (2, 1, {"GB/s": _frames(mb)}) for mb in (100, 800)},
 }
 
 
@@ -82,9 +87,9 @@ def interpreters(peers: Collection[str] = POOLS) -> dict[str, str]:
     return found
 
 
-def environment() -> dict[str, str]:
-    """What a process needs to import this package."""
-    path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+def environment(root: Path = ROOT) -> dict[str, str]:
+    """What a process needs to import this package, or that of another checkout."""
+    path = os.pathsep.join(filter(None, [str(root), os.environ.get("PYTHONPATH")]))
     return {**os.environ, "PYTHONPATH": path, "RAY_USAGE_STATS_ENABLED": "0", "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0"}
 
 
