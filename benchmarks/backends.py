@@ -57,6 +57,10 @@ class Backend(abc.ABC):
             value = await self.call(site, operations.stage, value)
         return value
 
+    async def pass_on(self, make: Function, take: Function, argument: Any) -> Any:
+        """Calls a function at the first site, and another one with its value at the second."""
+        return await self.call(1, take, await self.call(0, make, argument))
+
     async def stream(self, kind: str, n: int) -> AsyncIterator[Any]:
         """Gives n small values from the first site."""
         element = operations.ELEMENTS[kind]
@@ -171,6 +175,12 @@ class _RayActor:
     def stage(self, v: int) -> int:
         return operations.stage(v)
 
+    def frame(self, size: int) -> Any:
+        return operations.frame(size)
+
+    def rows(self, found: Any) -> int:
+        return operations.rows(found)
+
     def stream(self, kind: str, n: int) -> Any:
         yield from operations.GENERATORS[kind](n)
 
@@ -208,6 +218,9 @@ class RayBackend(Backend):
         for site in stages:
             last = self._submit(site, operations.stage, last)
         return int(await last)
+
+    async def pass_on(self, make: Function, take: Function, argument: Any) -> Any:
+        return await self._submit(1, take, self._submit(0, make, argument))
 
     async def stream(self, kind: str, n: int) -> AsyncIterator[Any]:
         async for reference in self.actors[0][0].stream.options(num_returns="streaming").remote(kind, n):

@@ -4,9 +4,9 @@ One job yields arrays of 64 KiB to 16 MiB from a generator to the application, o
 another. The peers are two processes that do nothing else: one copies into shared memory and tells the other over a
 socket, or sends through a ``multiprocessing.Pipe``. The shared copy goes round and round in up to 64 MiB, so that
 arrays stay where they are for a while, as they do for a reader of ours; the cached copy uses only four slots, which
-the processor's caches hold up to 1 MiB. Claimed: from 1 MiB on at least half of the speed of the shared copy. Memory
-is what the sites' arenas have ever used, and what the application itself has grown by; its bound is the log, the
-window, and what a generator is ahead.
+the processor's caches hold up to 1 MiB. Claimed: at 1 MiB at least 0.7 times the speed of the shared copy, at 16 MiB
+half of it. Memory is what the sites' arenas have ever used, and what the application itself has grown by; its bound is
+the log, the window, and what a generator is ahead.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ from dfm_async.planning import Plan
 
 KIB, MIB = 1 << 10, 1 << 20
 SIZES = {"64 KiB": 64 * KIB, "256 KiB": 256 * KIB, "1 MiB": MIB, "16 MiB": 16 * MIB}
-CLAIMED = ("1 MiB", "16 MiB")
+CLAIMED = {"1 MiB": 0.7, "16 MiB": 0.5}
+"""The least speed of each size, in multiples of that of the shared copy."""
 COPY, CACHED = "shared copy", "cached copy"
 SLOTS = 128
 """No more: what the two processes tell each other must fit into the socket's buffer."""
@@ -121,9 +122,9 @@ async def run(options: Options) -> list[Figure]:
                 options.repeats,
             )
             peers = {COPY: found[COPY], CACHED: found[CACHED], "mp.Pipe": found["mp.Pipe"]}
-            target = Target(0.5, COPY, at_least=True) if name in CLAIMED else None
+            target = Target(CLAIMED[name], COPY, at_least=True) if name in CLAIMED else None
             figures.append(Figure(f"{name}, to the application", "GB/s", found["ours"], peers, target))
-            figures.append(Figure(f"{name}, site to site", "GB/s", found["there"], peers))
+            figures.append(Figure(f"{name}, site to site", "GB/s", found["there"], peers, target))
     small = ResultLimits(max_bytes=16 * MIB, window_bytes=16 * MIB)
     figures.append(await _memory(ResultLimits(), "usual limits", options))
     figures.append(await _memory(small, "16 MiB each", options))

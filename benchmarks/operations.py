@@ -189,11 +189,16 @@ def small_frames(n: int) -> Iterator[Any]:
         yield found
 
 
+def rows(found: Any) -> int:
+    """The number of rows of a large data frame, as the last elements of two columns know it."""
+    if found["n"].iloc[-1] != len(found) - 1 or found.shape[1] != COLUMNS:
+        raise RuntimeError("a data frame has changed")
+    return len(found)
+
+
 async def count_rows(frames: AsyncIterator[Any]) -> int:
-    """The number of rows, as the last elements of two columns know it."""
-    rows = 0
+    """The number of rows of several data frames."""
+    count = 0
     async for found in frames:
-        if found["n"].iloc[-1] != len(found) - 1 or found.shape[1] != COLUMNS:
-            raise RuntimeError("a data frame has changed")
-        rows += len(found)
-    return rows
+        count += rows(found)
+    return count

@@ -139,3 +139,13 @@ async def parallel_calls(backend: Backend, calls: Calls, count: int) -> float:
     if calls.size and any(array[0] != 2 * i for i, array in enumerate(found)):
         raise RuntimeError("an array came out of turn")
     return count / took
+
+
+async def frames(backend: Backend, n: int, size: int) -> float:
+    """GB per second of a large data frame that goes n times from one site to another, all at once."""
+    start = now()
+    rows = await asyncio.gather(*(backend.pass_on(operations.frame, operations.rows, size) for _ in range(n)))
+    took = now() - start
+    if sum(rows) != n * (size // operations.COLUMNS // 8):
+        raise RuntimeError(f"{sum(rows)} rows came")
+    return n * size / 1e9 / took
