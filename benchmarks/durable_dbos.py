@@ -9,6 +9,7 @@ store (WAL, ``synchronous = NORMAL``) instead of its own, with which it is sever
 from __future__ import annotations
 
 import asyncio
+import sqlite3
 import subprocess
 import sys
 from collections.abc import AsyncIterator
@@ -70,17 +71,17 @@ async def running(python: str, url: str) -> AsyncIterator[Dbos]:
 
 async def _main(url: str) -> None:
     from dbos import DBOS  # type: ignore[import-not-found]
-    from sqlalchemy import event  # type: ignore[import-not-found]
-    from sqlalchemy.engine import Engine  # type: ignore[import-not-found]
+    from sqlalchemy import event
+    from sqlalchemy.engine import Engine
 
     from benchmarks import operations, workloads
 
     if url.startswith("sqlite"):
 
-        @event.listens_for(Engine, "connect")  # type: ignore[untyped-decorator]
-        def as_ours(connection: object, _: object) -> None:
-            connection.execute("PRAGMA journal_mode = WAL")  # type: ignore[attr-defined]
-            connection.execute("PRAGMA synchronous = NORMAL")  # type: ignore[attr-defined]
+        @event.listens_for(Engine, "connect")
+        def as_ours(connection: sqlite3.Connection, _: object) -> None:
+            connection.execute("PRAGMA journal_mode = WAL")
+            connection.execute("PRAGMA synchronous = NORMAL")
 
     step = DBOS.step()(operations.echo_async)
 
