@@ -91,6 +91,7 @@ UNSUPPORTED: list[tuple[Any, str]] = [
     (hollow(1 << 25), "take no bytes"),
     (sp.lil_array((300_000, 1)), "300,000 rows for 0 elements"),
     (pl.DataFrame({"a": pl.Series([1], dtype=pl.Int128)}), "Arrow does not have one of its types"),
+    (pl.LazyFrame({"a": [1]}), r"Send the DataFrame that its collect\(\) returns"),
 ]
 
 

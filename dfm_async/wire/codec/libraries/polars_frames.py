@@ -120,6 +120,10 @@ def _decode_series(state: Any) -> Any:
     return _decode(frame).to_series().alias(name)
 
 
+def _refuse_query(_: Any) -> Any:
+    raise Unsupported("it is a query and has no data yet. Send the DataFrame that its collect() returns")
+
+
 def _rows(value: Any) -> list[list[Any]]:
     try:
         arrow = _arrow()
@@ -170,4 +174,5 @@ register_ours(
         preview=_series_preview,
         ours=True,
     ),
+    NamedCodec(type=polars.LazyFrame, name="polars.LazyFrame", encode=_refuse_query, decode=_refuse_query, ours=True),
 )
