@@ -1,13 +1,12 @@
-"""The startup kits of a whole federation, with our settings and the files of the federation in each."""
+"""The startup kits of a whole federation, with our settings and the file of the federation in each."""
 
 from __future__ import annotations
 
 import contextlib
 import copy
 import os
-import tempfile
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Literal
 
@@ -26,52 +25,32 @@ from dfm_async.deploy.project import (
     require_nvflare,
     state_file,
 )
-from dfm_async.errors import DeploymentError, FederationError, FileProblem
+from dfm_async.errors import DeploymentError, FederationError
 from dfm_async.federation.federation import Federation
 from dfm_async.federation.site import Site
 from dfm_async.model.resources import CacheConfig, VaultConfig
 
 _EVERYWHERE: Final = "*"
 """All sites, where some are named."""
-_ROOT: Final = "federation.dfm.yaml"
 
 
 @dataclass(frozen=True, slots=True)
-class FederationFiles:
-    """The files of a federation, to be installed at its sites: contents by path; ``root`` is its own file."""
+class FederationFile:
+    """A federation that can be written to a file, as each of its sites gets it: one file, without references.
 
-    root: str
-    contents: dict[str, bytes] = field(repr=False)
-    federation: Federation = field(repr=False)
+    Files that the federation's own file refers to, wherever they are on this machine, are merged into it.
+    """
+
+    federation: Federation
 
     @classmethod
-    def of(cls, federation: Federation) -> FederationFiles:
-        """Return the files that a federation was read from, or the file for a federation that was made in Python.
+    def of(cls, federation: Federation) -> FederationFile:
+        """Return the file of a federation. Raises ``FederationError`` if there can be none."""
+        federation.to_yaml()
+        return cls(federation)
 
-        Raises ``FederationError`` if there can be none, or if the files find each other only where they are now.
-        """
-        if not federation.files:
-            return cls(_ROOT, {_ROOT: federation.to_yaml().encode()}, federation)
-        shared = os.path.commonpath([os.path.dirname(path) for path in federation.files])
-        root, *others = (Path(os.path.relpath(path, shared)).as_posix() for path in federation.files)
-        contents = {name: Path(path).read_bytes() for name, path in zip((root, *others), federation.files, strict=True)}
-        found = cls(root, contents, federation)
-        found._check(federation)
-        return found
-
-    def _check(self, federation: Federation) -> None:
-        """Read the files in a folder of their own, as the sites will."""
-        with tempfile.TemporaryDirectory(prefix="dfm-") as elsewhere:
-            self.write(Path(elsewhere))
-            path = os.path.join(elsewhere, self.root)
-            read = Federation.from_yaml(path, packages=federation.packages, compat=federation.compat)
-            outside = [file for file in read.files if os.path.commonpath([file, elsewhere]) != elsewhere]
-        if outside:
-            problem = "a site will not find it: refer to files by paths that begin at the file that names them"
-            raise FederationError(federation.files[0], [FileProblem(file, 0, 0, "", problem) for file in outside])
-
-    def for_site(self, site: str) -> FederationFiles:
-        """Return the one file that a site needs: all operations, its own configuration, and the names of other sites.
+    def for_site(self, site: str) -> str:
+        """Return the text that a site needs: all operations, its own configuration, and the names of other sites.
 
         The configuration of a site is private: the locations of its vault and its cache and how they are opened, the
         constants of its adapters. It is not sent to other sites.
@@ -81,16 +60,7 @@ class FederationFiles:
         alone.provision = {}  # how all of it is deployed
         if site in self.federation.sites:
             alone.sites[site] = _movable(self.federation.sites[site])
-        return FederationFiles(_ROOT, {_ROOT: alone.to_yaml().encode()}, alone)
-
-    def write(self, folder: Path) -> None:
-        """Write all files, readable only for their owner."""
-        for name, content in self.contents.items():
-            path = folder / name
-            path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            path.touch(mode=0o600)
-            path.chmod(0o600)
-            path.write_bytes(content)
+        return alone.to_yaml()
 
 
 def _bare(site: Site) -> Site:
@@ -107,18 +77,18 @@ def _movable(site: Site) -> Site:
     if not files or not isinstance(path, str) or not os.path.isabs(path):
         return site
     shared = os.path.commonpath([os.path.dirname(file) for file in files])
-    if os.path.commonpath([path, shared]) != shared:
-        return site
+    if shared == os.path.dirname(shared) or os.path.commonpath([path, shared]) != shared:
+        return site  # it is elsewhere, or the files have no folder in common
     found = copy.copy(site)
     beside = os.path.relpath(path, os.path.dirname(files[0]))
     found.vault = VaultConfig(path="file", args={**vault.args, "path": beside})
     return found
 
 
-def files_of(federation: Federation, *, required: bool) -> FederationFiles | None:
-    """Return the files of a federation; None if it cannot be written to files and need not be: its code travels."""
+def file_of(federation: Federation, *, required: bool) -> FederationFile | None:
+    """Return the file of a federation; None if it cannot be written to one and need not be: its code travels."""
     try:
-        return FederationFiles.of(federation)
+        return FederationFile.of(federation)
     except FederationError:
         if federation.files or required:
             raise
@@ -180,7 +150,7 @@ async def provision_federation(
     homesite: str = "home",
     allow_code: Iterable[str] = (),
 ) -> Provisioned:
-    """Make a startup kit for each participant, with the settings and the files of the federation in it.
+    """Make a startup kit for each participant, with the settings and the file of the federation in it.
 
     In a folder of earlier kits, participants keep their certificates, and new ones get kits of the same federation.
 
@@ -193,7 +163,7 @@ async def provision_federation(
 
     Raises:
         DeploymentError: lists all problems, or the reason why FLARE refuses the project.
-        FederationError: the federation cannot be written to files, and not all sites allow code.
+        FederationError: the federation cannot be written to a file, and not all sites allow code.
     """
     allowed = set(allow_code)
     every = {SERVER_SITE, *project.sites}
@@ -205,16 +175,16 @@ async def provision_federation(
     problems += [f"--allow-code {name}: there is no such site" for name in sorted(trusting - every)]
     if problems:
         raise DeploymentError(project.name, problems)
-    files = files_of(federation, required=trusting != every)
+    file = file_of(federation, required=trusting != every)
     made = await provision(project, folder)
     (folder / ".gitignore").write_text("# Do not commit private keys.\n*\n")
     with contextlib.suppress(OSError):  # written by FLARE as everybody's, in folders of earlier times
         state.chmod(0o600)
     # FLARE needs an absolute path, and the location of the kit is not known yet.
     store = f"{{$HOME}}/dfm-async/{project.name}"
-    complete_kits(project, made, files, homesite=homesite, trusting=trusting, store=store)
+    complete_kits(project, made, file, homesite=homesite, trusting=trusting, store=store)
     for user in project.users:
-        Kit(made / user.name).become_user(files, homesite=homesite)
+        Kit(made / user.name).become_user(file, homesite=homesite)
     now = {project.server, *project.sites, *(user.name for user in project.users)}
     return Provisioned(
         project=project,
@@ -228,7 +198,7 @@ async def provision_federation(
 def complete_kits(
     project: Project,
     folder: Path,
-    files: FederationFiles | None,
+    file: FederationFile | None,
     *,
     homesite: str,
     trusting: Collection[str],
@@ -236,11 +206,11 @@ def complete_kits(
 ) -> None:
     """Make the kits of the server and the clients in a folder those of our sites.
 
-    Users may bring code to those that are ``trusting``; without files, they bring all of it. ``store`` is for jobs.
+    Users may bring code to those that are ``trusting``; without a file, they bring all of it. ``store`` is for jobs.
     """
     for participant in (project.server, *project.sites):
         site = SERVER_SITE if participant == project.server else participant
-        Kit(folder / participant).become_site(site, files, homesite=homesite, allow_code=site in trusting)
+        Kit(folder / participant).become_site(site, file, homesite=homesite, allow_code=site in trusting)
     Kit(folder / project.server).become_server(store)
 
 

@@ -23,10 +23,11 @@ from dfm_async.errors import DeploymentError
 from dfm_async.model.flare import FEDERATION_FOLDER, SETTINGS_FILE, SiteSettings
 
 if TYPE_CHECKING:
-    from dfm_async.deploy.federation_kits import FederationFiles
+    from dfm_async.deploy.federation_kits import FederationFile
 
 OURS: Final = tuple(f"dfm_async.targets.flare.components.{name}" for name in ("HubController", "SiteExecutor"))
 """What jobs build at a site, besides FLARE's own components."""
+_FEDERATION_FILE: Final = f"{FEDERATION_FOLDER}/federation.dfm.yaml"
 _MOST_JOBS: Final = 100
 _STARTS: Final[dict[Literal["server", "client", "user"], str]] = {
     "server": "fed_server.json",
@@ -111,31 +112,31 @@ class Kit:
         """Return the participant's certificate."""
         return Certificate.read(self.certificate_file)
 
-    def become_site(self, site: str, files: FederationFiles | None, *, homesite: str, allow_code: bool) -> None:
+    def become_site(self, site: str, file: FederationFile | None, *, homesite: str, allow_code: bool) -> None:
         """Make it the kit of one of our sites.
 
         Args:
             site: the name of the site in the federation.
-            files: the federation as it is installed there; None if the site has none.
+            file: the file of the federation; None if the site has none.
             homesite: the site of the applications; its client has a gateway for those on its machine.
             allow_code: whether users may bring code to it.
         """
         settings = SiteSettings(site=site, homesite=homesite, allow_code=allow_code)
-        self._install(None if files is None else files.for_site(site), settings)
+        self._install(file, settings)
         self._allow_components()
         if not allow_code:
             self._forbid_code()
 
-    def become_user(self, files: FederationFiles | None, *, homesite: str) -> None:
+    def become_user(self, file: FederationFile | None, *, homesite: str) -> None:
         """Install the federation for a user, too, so that 'doctor' can report which sites are missing."""
-        if files is not None:
-            self._install(files, SiteSettings(site=homesite, homesite=homesite))
+        if file is not None:
+            self._install(file, SiteSettings(site=homesite, homesite=homesite))
 
-    def _install(self, files: FederationFiles | None, settings: SiteSettings) -> None:
-        if files is not None:
-            files.write(self.local / FEDERATION_FOLDER)
-            installed = f"{FEDERATION_FOLDER}/{files.root}"
-            settings = msgspec.structs.replace(settings, federation=installed, compat=files.federation.compat)
+    def _install(self, file: FederationFile | None, settings: SiteSettings) -> None:
+        if file is not None:
+            (self.local / FEDERATION_FOLDER).mkdir(mode=0o700, exist_ok=True)
+            write_private(self.local / _FEDERATION_FILE, file.for_site(settings.site))
+            settings = msgspec.structs.replace(settings, federation=_FEDERATION_FILE, compat=file.federation.compat)
         data = {name: value for name, value in msgspec.to_builtins(settings).items() if value != _DEFAULTS.get(name)}
         write_private(self.local / SETTINGS_FILE, yaml.safe_dump(data, sort_keys=False, allow_unicode=True))
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final, Literal
 
-from dfm_async.deploy.federation_kits import complete_kits, files_of, project_of
+from dfm_async.deploy.federation_kits import complete_kits, file_of, project_of
 from dfm_async.deploy.flare_process import FlareProcess, guarded, kill_processes
 from dfm_async.deploy.kit import Kit
 from dfm_async.deploy.project import SERVER_SITE, Project, User, cached_kits
@@ -115,7 +115,7 @@ class LocalFlare:
         started = project.sites if clients is None else tuple(dict.fromkeys(clients))
         if unknown := [site for site in started if site not in project.sites]:
             raise DeploymentError(project.name, [f"there is no client for {', '.join(map(repr, unknown))}"])
-        files = files_of(federation, required=not allow_code) if isinstance(federation, Federation) else None
+        file = file_of(federation, required=not allow_code) if isinstance(federation, Federation) else None
         home = Path.cwd() / folder
         made = await cached_kits(project, home / "kits" if kits is None else Path.cwd() / kits)
         async with AsyncExitStack() as stack:
@@ -129,7 +129,7 @@ class LocalFlare:
                 Kit(folder_of_kit).listen(port, admin_port)
             trusting = (SERVER_SITE, *project.sites) if allow_code else ()
             store = str(run / project.server)
-            complete_kits(project, run, files, homesite=homesite, trusting=trusting, store=store)
+            complete_kits(project, run, file, homesite=homesite, trusting=trusting, store=store)
             # Sockets of workers have short names only: this is not below the folder, which may have a long one.
             temporary = stack.enter_context(tempfile.TemporaryDirectory(prefix="dfm-", ignore_cleanup_errors=True))
             mark = secrets.token_hex(8)

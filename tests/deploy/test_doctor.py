@@ -22,7 +22,7 @@ from dfm_async import Federation
 from dfm_async.deploy import doctor
 from dfm_async.deploy.certificates import Certificate
 from dfm_async.deploy.doctor import diagnose
-from dfm_async.deploy.federation_kits import FederationFiles
+from dfm_async.deploy.federation_kits import FederationFile
 from dfm_async.deploy.kit import Kit
 from dfm_async.errors import DeploymentError
 from dfm_async.model.findings import Finding
@@ -221,8 +221,8 @@ async def test_adapters_for_dfm_can_be_installed_at_a_site(
     )
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     lab = Kit(kit("lab"))
-    files = FederationFiles.of(Federation.from_yaml(file, compat=compat))
-    lab.become_site("lab", files, homesite="home", allow_code=False)
+    shipped_file = FederationFile.of(Federation.from_yaml(file, compat=compat))
+    lab.become_site("lab", shipped_file, homesite="home", allow_code=False)
     settings = read_settings(lab.local, "lab")
     assert settings.compat is compat
     findings = await found(lab.folder)

@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 
 from dfm_async import Federation
-from dfm_async.deploy.federation_kits import FederationFiles
-from dfm_async.errors import FederationError
+from dfm_async.deploy.federation_kits import FederationFile
 
 ROOT = """
 dfm: 1.0.0
@@ -28,30 +27,37 @@ def write(folder: Path, files: dict[str, str]) -> None:
         (folder / name).write_text(text)
 
 
-def test_referenced_files_are_installed_too(tmp_path: Path) -> None:
+def sites_of(file: FederationFile, folder: Path) -> dict[str, Federation]:
+    """Read the file of each site where nothing else is."""
+    found = {}
+    for site in (*file.federation.sites, "home"):
+        (folder / site).mkdir()
+        path = folder / site / "federation.dfm.yaml"
+        path.write_text(file.for_site(site))
+        found[site] = Federation.from_yaml(path)
+    return found
+
+
+def test_site_gets_one_file_with_all_that_is_referred_to(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     write(tmp_path / "here", {"rivers/federation.dfm.yaml": ROOT, "shared/operations.yaml": OPERATIONS})
-    federation = Federation.from_yaml(tmp_path / "here" / "rivers" / "federation.dfm.yaml")
-    files = FederationFiles.of(federation)
-    assert files.root == "rivers/federation.dfm.yaml"
-    assert sorted(files.contents) == ["rivers/federation.dfm.yaml", "shared/operations.yaml"]
-    files.write(tmp_path / "there")
-    assert "gauges.Read" in Federation.from_yaml(tmp_path / "there" / files.root).operations
-
-
-def test_a_file_that_only_this_machine_has_is_refused(tmp_path: Path) -> None:
-    root = ROOT.replace("../shared/operations.yaml", str(tmp_path / "elsewhere" / "operations.yaml"))
-    write(tmp_path, {"rivers/federation.dfm.yaml": root, "elsewhere/operations.yaml": OPERATIONS})
-    federation = Federation.from_yaml(tmp_path / "rivers" / "federation.dfm.yaml")
-    with pytest.raises(FederationError, match="a site will not find it"):
-        FederationFiles.of(federation)
+    elsewhere = ROOT.replace("../shared/operations.yaml", str(tmp_path / "here" / "shared" / "operations.yaml"))
+    write(tmp_path / "absolute", {"federation.dfm.yaml": elsewhere})
+    write(tmp_path / "repository" / "rivers", {"federation.dfm.yaml": ROOT.replace("../shared", "shared")})
+    monkeypatch.chdir(tmp_path / "here")
+    for name in ("here/rivers", "absolute", "repository/rivers"):
+        file = FederationFile.of(Federation.from_yaml(tmp_path / name / "federation.dfm.yaml"))
+        for found in sites_of(file, tmp_path / name).values():
+            assert list(found.operations) == ["gauges.Read"]
+            assert len(found.files) == 1
+    assert [record.levelname for record in caplog.records] == ["WARNING"], "only where it is read, not at sites"
 
 
 def test_a_federation_made_in_python_gets_a_file() -> None:
     federation = Federation("rivers", api_version="1.0.0")
     federation.site("lab")
-    files = FederationFiles.of(federation)
-    assert files.root == "federation.dfm.yaml"
-    assert b"lab" in files.contents[files.root]
+    assert "lab" in FederationFile.of(federation).for_site("home")
 
 
 SECRETIVE = """
@@ -83,17 +89,13 @@ sites:
 def test_site_gets_no_configuration_of_another_site(tmp_path: Path) -> None:
     write(tmp_path / "here", {"federation.dfm.yaml": SECRETIVE})
     federation = Federation.from_yaml(tmp_path / "here" / "federation.dfm.yaml")
-    files = FederationFiles.of(federation)
-    found = {}
+    file = FederationFile.of(federation)
+    found = sites_of(file, tmp_path)
     for site in ("lab", "archive", "home"):
-        alone = files.for_site(site)
-        alone.write(tmp_path / site)
-        assert list(alone.contents) == [alone.root]
-        text = (tmp_path / site / alone.root).read_text()
+        text = file.for_site(site)
         assert sorted({part for part in ("of-all", "of-lab", "of-archive") if part in text}) == [
             part for part in ("of-archive", "of-lab") if part == f"of-{site}"
         ]
-        found[site] = Federation.from_yaml(tmp_path / site / alone.root)
         assert list(found[site].sites) == ["lab", "archive"]
         assert list(found[site].operations) == ["gauges.Read"]
     lab, before = found["lab"].sites["lab"], federation.sites["lab"]
@@ -107,16 +109,3 @@ def test_site_gets_no_configuration_of_another_site(tmp_path: Path) -> None:
     assert lab.vault.args == {"path": str(tmp_path / "lab" / "secrets" / "lab.json"), "key": "of-lab-2"}
     assert not found["lab"].sites["archive"].adapters
     assert next(iter(found["archive"].sites["archive"].adapters.values())).in_process
-
-
-def test_only_their_owner_reads_the_files_of_a_site(tmp_path: Path) -> None:
-    write(tmp_path / "here", {"federation.dfm.yaml": SECRETIVE})
-    files = FederationFiles.of(Federation.from_yaml(tmp_path / "here" / "federation.dfm.yaml")).for_site("lab")
-    (tmp_path / "there").mkdir()
-    (tmp_path / "there" / files.root).write_text("old, and open to all")
-    (tmp_path / "there" / files.root).chmod(0o644)
-    files.write(tmp_path / "there")
-    files.write(tmp_path / "fresh")
-    assert (tmp_path / "fresh").stat().st_mode & 0o777 == 0o700
-    for folder in ("there", "fresh"):
-        assert (tmp_path / folder / files.root).stat().st_mode & 0o777 == 0o600

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from dfm_async import Federation
-from dfm_async.deploy.federation_kits import FederationFiles
+from dfm_async.deploy.federation_kits import FederationFile
 from dfm_async.deploy.kit import Kit
 from dfm_async.deploy.project import provision
 from dfm_async.flare import Project, User
@@ -31,8 +31,9 @@ async def test_only_their_owner_reads_kits_and_their_keys(tmp_path: Path) -> Non
     federation = Federation("rivers", api_version="1.0.0")
     federation.site("lab")
     kit = Kit(kits / "lab")
-    kit.become_site("lab", FederationFiles.of(federation), homesite="home", allow_code=False)
-    written = [kit.local / SETTINGS_FILE, kit.local / "resources.json", *(kit.local / "federation").rglob("*")]
+    kit.become_site("lab", FederationFile.of(federation), homesite="home", allow_code=False)
+    federation_file = kit.local / "federation" / "federation.dfm.yaml"
+    written = [kit.local / SETTINGS_FILE, kit.local / "resources.json", federation_file, federation_file.parent]
     assert [path for path in written if path.stat().st_mode & 0o077] == []
 
 
