@@ -21,7 +21,7 @@ import pytest
 from dfm_async import Federation, Session
 from dfm_async.base import redaction
 from dfm_async.workers.fork_server import ForkServer
-from tests.federations import NAMES, ROOT
+from tests.federations import PACKAGES, ROOT
 from tests.support.sessions import SHORT
 
 if TYPE_CHECKING:
@@ -141,7 +141,7 @@ def adapter_packages(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Make the packages of ``tests/federations`` importable, here and in workers, and unload them afterwards."""
     monkeypatch.syspath_prepend(ROOT)
     yield
-    for name in [name for name in sys.modules if name.partition(".")[0] in NAMES]:
+    for name in [name for name in sys.modules if name.partition(".")[0] in PACKAGES]:
         del sys.modules[name]
 
 

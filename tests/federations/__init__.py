@@ -10,6 +10,9 @@ from typing import Final
 
 ROOT: Final = Path(__file__).parent
 NAMES: Final = ("examplefed", "minifed", "myfed")
+FROM_ROOT: Final = "skyfed"
+"""The federation whose references begin at this folder, so that it can be read only by a program that runs here."""
+PACKAGES: Final = (*NAMES, FROM_ROOT, "skylib")
 
 
 def file_of(name: str) -> Path:

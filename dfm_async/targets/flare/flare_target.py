@@ -22,7 +22,6 @@ from dfm_async.model.flare import FlareOptions
 from dfm_async.model.ids import Location, OperationKey
 from dfm_async.model.stats import SiteStats, TargetStats, Traffic
 from dfm_async.model.status import JobStatus
-from dfm_async.net import spec
 from dfm_async.planning.plan import Plan, plan_from_json
 from dfm_async.planning.prepare import check_left_out
 from dfm_async.results.record import JobRecord
@@ -450,14 +449,9 @@ def _has(connection: HubConnection, plan: Plan) -> bool:
 
 
 def _called(plan: Plan, site: str) -> list[str]:
-    """Return the operations that a plan calls at a site."""
-    found: dict[str, None] = {}
-    for at, name in enumerate(plan.sites_at):
-        if name == site:
-            for transition in plan.nets[at].transitions:
-                if isinstance(transition.action, spec.Call):
-                    found[transition.action.operation] = None
-    return list(found)
+    """Return the operations that a plan calls at a site; advice that it asks for says itself what is not offered."""
+    at_site = [at for at, name in enumerate(plan.sites_at) if name == site]
+    return list(dict.fromkeys(name for at in at_site for name in plan.operations_at(at)))
 
 
 _OF_JOBS: Final[dict[type, Callable[[RemoteJob, Any], None]]] = {

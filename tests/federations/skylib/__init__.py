@@ -1,0 +1,1 @@
+"""A library of adapters, with the parts of federation files that offer them."""
