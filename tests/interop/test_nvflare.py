@@ -189,19 +189,28 @@ async def test_a_script_of_2_8_is_an_operation_of_a_pipeline(nvflare_2_8: Path) 
 
 @pytest.mark.timeout(180)
 @pytest.mark.parametrize("transport", ["nvflare-2.8", "nvflare-2.9"])
-def test_a_program_of_nvflare_serves_cross_site_evaluation(
+def test_programs_of_nvflare_train_in_turn_and_evaluate_the_models_of_all_sites(
     nvflare_2_8: Path, nvflare_2_9: Path, transport: str
 ) -> None:
     python = nvflare_2_8 if transport == "nvflare-2.8" else nvflare_2_9
     found = found_by(nvflare_2_9, PROGRAMS / "cross_site.py", python, transport)
-    places = ("learn", "submit_model", "validate")
-    assert [found[place]["kind"] for place in places] == ["train", "submit", "evaluate"]
-    assert [found[place]["site"] for place in places] == ["site-1"] * 3
-    assert len({found[place]["process"] for place in places}) == 1, "one process serves the three operations"
-    assert found["learn"]["meta"]["site_name"] == "site-1"
-    assert found["submit_model"]["meta"] == {"site_name": "site-1", "submit_model_name": "best_model"}
-    assert found["submit_model"]["params"] == [1.0, 1.0]
-    assert found["validate"]["metrics"] == {"loss": 0.5}
+    assert found["learn site-1"]["params"] == [1.0, 1.0]
+    assert found["learn site-2"]["params"] == [2.0, 2.0], "it continues where the first one stopped"
+    for number, site in enumerate(("site-1", "site-2")):
+        here = f"site_{number + 1}"
+        own = [found[place] for place in (f"learn {site}", f"submit_model {site}", f"validate {site} {here}")]
+        assert [seen["kind"] for seen in own] == ["train", "submit", "evaluate"]
+        assert [seen["site"] for seen in own] == [site] * 3
+        assert len({seen["process"] for seen in own}) == 1, "one process serves the three operations"
+        assert own[0]["meta"]["site_name"] == site
+        assert own[1]["meta"] == {"site_name": site, "submit_model_name": "best_model"}
+        assert own[1]["params"] == [number + 1.0] * 2
+        assert own[2]["metrics"] == {"loss": 0.0}
+    assert found["validate site-1 site_2"]["metrics"] == {"loss": -1.0}
+    assert found["validate site-2 site_1"]["metrics"] == {"loss": 1.0}
+    assert (found["difference"]["params"], found["difference"]["params_type"]) == ([0.25, 0.25], "DIFF")
+    if transport == "nvflare-2.8":
+        assert (found["converted"]["params"], found["converted"]["params_type"]) == ([1.0, 1.0], "DIFF")
     assert found["logged"] == {
         "scalar": [1.5, 3],
         "scalars/a": [1.0, 3],

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -16,39 +17,57 @@ STAND_INS = Path(__file__).with_name("stand_ins")
 
 
 async def pipeline(python: str, transport: str) -> dict[str, object]:
-    """Trains, asks for the model, and evaluates it: three operations, one program."""
+    """Two sites train one model in turn, then each evaluates the models of both: one program and process per site."""
     federation = Federation("training")
-    site = federation.site("site_1")
+    first, second = federation.site("site_1"), federation.site("site_2")
     program = Program(argv=[python, SCRIPT], transport=transport, site_name="site-1")  # type: ignore[arg-type]
 
-    @site.operation(program=program)
+    @first.operation(program=program)
     def learn(model: Model, round: int, total_rounds: int) -> Model:  # noqa: A002 - what NVFLARE calls it
         raise NotImplementedError
 
-    @site.operation(program=program)
+    @first.operation(program=program)
     def submit_model() -> Model:
         raise NotImplementedError
 
-    @site.operation(program=program)
+    @first.operation(program=program)
     def validate(model: Model) -> Model:
         raise NotImplementedError
 
-    with Pipeline("cross-site evaluation") as pipeline:
-        trained = learn(PlaceParam("model"), 0, 1)
-        submitted = submit_model(after=trained)
-        Yield(trained, place="learn")
-        Yield(submitted, place="submit_model")
-        Yield(validate(submitted), place="validate")
+    @first.operation(program=replace(program, params_transfer_type="DIFF"))
+    def learn_converted(model: Model, round: int, total_rounds: int) -> Model:  # noqa: A002
+        raise NotImplementedError
+
+    for operation in (learn, submit_model, validate):
+        second.operation(operation, program=replace(program, site_name="site-2"))
+
+    with Pipeline("cyclic training and cross-site evaluation") as pipeline:
+        model, rounds = PlaceParam("model"), {"round": 0, "total_rounds": 1}
+        Yield(learn(PlaceParam("changed"), **rounds, site=first), place="difference")
+        if transport == "nvflare-2.8":  # the tensors of 2.9 are converted as well
+            Yield(learn_converted(model, **rounds), place="converted")
+        trained = learn(model, **rounds, site=first)
+        Yield(trained, place="learn site-1")
+        trained = learn(trained, **rounds, site=second)
+        Yield(trained, place="learn site-2")
+        for owner, name in ((first, "site-1"), (second, "site-2")):
+            submitted = submit_model(site=owner, after=trained)
+            Yield(submitted, place=f"submit_model {name}")
+            for judge in (first, second):
+                Yield(validate(submitted, site=judge), place=f"validate {name} {judge.name}")
     found: dict[str, object] = {}
     metrics: dict[str, object] = {}
+    params = {"w": np.zeros(2)}
+    models = {"model": Model(params=params), "changed": Model(params=params, meta={"send": "DIFF"})}
     async with Session(federation, target="inline") as session:
-        job = await session.execute(pipeline, {"model": Model(params={"w": np.zeros(2)})})
+        job = await session.execute(pipeline, models)
         for result in await job.collect():
             meta = dict(result.value.meta)
             meta["meta"].pop("job_id")
             found[result.place] = {
                 **meta,
                 "params": None if result.value.params is None else result.value.params["w"].tolist(),
+                "params_type": result.value.params_type,
                 "metrics": result.value.metrics,
             }
         async for event in job.events():

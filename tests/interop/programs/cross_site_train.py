@@ -3,6 +3,7 @@
 import importlib
 import os
 import sys
+from typing import Any
 
 import nvflare.client as flare
 from nvflare.client.tracking import MLflowWriter, SummaryWriter, WandBWriter
@@ -11,7 +12,7 @@ from nvflare.client.tracking import MLflowWriter, SummaryWriter, WandBWriter
 def main() -> None:
     """Works with whatever the client gives it: arrays, or tensors of a stand-in for PyTorch."""
     flare.init()
-    best = None
+    best: dict[str, Any] = {}
     while flare.is_running():
         model = flare.receive()
         if model is None:
@@ -27,7 +28,11 @@ def main() -> None:
         if flare.is_submit_model():
             flare.send(flare.FLModel(params=best, meta=seen))
         elif flare.is_evaluate():
-            flare.send(flare.FLModel(metrics={"loss": 0.5}, meta=seen))
+            loss = float(model.params["w"][0]) - float(best["w"][0])
+            flare.send(flare.FLModel(metrics={"loss": loss}, meta=seen))
+        elif model.meta.get("send") == "DIFF":
+            change = {name: value * 0 + 0.25 for name, value in model.params.items()}
+            flare.send(flare.FLModel(params=change, params_type=flare.ParamsType.DIFF, meta=seen))
         else:
             write()
             best = {name: value + 1 for name, value in model.params.items()}
