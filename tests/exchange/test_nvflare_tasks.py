@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -13,8 +14,9 @@ import numpy as np
 import pytest
 
 from dfm_async import Federation, Pipeline, Program, Session, Yield
+from dfm_async.errors import HandshakeRefused
 from dfm_async.exchange import ExecutorOptions, LauncherExecutor, Model, SubprocessLauncher, Task
-from dfm_async.exchange.filepipe.transport import FilePipeTransport
+from dfm_async.exchange.filepipe.transport import API_TYPE, EX_PROCESS, FilePipeTransport, read_client_config
 from dfm_async.exchange.nvflare import named_metrics
 from dfm_async.exchange.transports import site_transport
 
@@ -98,6 +100,14 @@ async def test_the_gate_of_2_8_writes_the_format_of_parameters(script: Path) -> 
         "server_expected_format": "numpy",
         "transfer_type": "DIFF",
     }
+
+
+def test_a_job_with_another_pipe_than_files_is_refused_by_its_name(tmp_path: Path) -> None:
+    path = tmp_path / "client_api_config.json"
+    pipe = {"CLASS_NAME": "nvflare.fuel.utils.pipe.cell_pipe.CellPipe", "ARG": {}}
+    path.write_text(json.dumps({"TASK_EXCHANGE": {"pipe": pipe}}))
+    with pytest.raises(HandshakeRefused, match=r"names .*cell_pipe\.CellPipe, but only .*\.FilePipe is supported"):
+        read_client_config(path, {API_TYPE: EX_PROCESS})
 
 
 @pytest.mark.parametrize("transport", ["nvflare-2.8", "nvflare-2.9"])
