@@ -158,8 +158,12 @@ class WorkerAssignment:
         if error is None and self.worker.ended.done():
             # It was ready, and has ended before we noticed: nothing is lost, take another.
             self.worker.assignments.pop(self, None)
-            self.worker = self._attach()
-            self.begin()
+            try:
+                self.worker = self._attach()
+            except SessionClosed:
+                self._owner.lost(at, WorkerLost(self.worker.site, None, "the session was closed before it was needed"))
+            else:
+                self.begin()
         elif error is None:
             self.ready = True
             self._owner.assigned(at)
@@ -222,6 +226,7 @@ class _WorkerGroup:
         """How many locations of jobs are here."""
         self.dropped = False
         """Whether no further job may come."""
+        self._closed = False
         self._make_pool = make_pool
         self._on_left = on_left
 
@@ -229,8 +234,11 @@ class _WorkerGroup:
         """Return the worker of a location in a lane, which may still be starting.
 
         Raises:
+            SessionClosed: the workers are being ended: nothing would end another one.
             DfmError: there are too many pools.
         """
+        if self._closed:
+            raise SessionClosed("the session was closed")
         if location.cache:  # the lanes share it: it is kept by the first worker of the site
             location, lane = Location(location.site), 0
         pool = self.pools.get(location)
@@ -248,6 +256,7 @@ class _WorkerGroup:
 
     async def shut_down(self, grace: float) -> None:
         """End all workers: ask, wait the grace period, kill, and reap them all."""
+        self._closed = True
         await asyncio.gather(*(pool.shut_down(grace) for pool in self.pools.values()))
         self.pools.clear()
 

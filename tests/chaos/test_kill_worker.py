@@ -74,15 +74,22 @@ def pids_of(session: Session) -> list[int]:
 
 
 async def kill(session: Session, job: Job, rng: random.Random, total: int, killed: set[int]) -> None:
-    """Kills one or two workers while the job runs, each when some of its results have come."""
+    """Kills one or two workers while the job runs, each when some of its results have come.
+
+    A job that loses three workers in a row, with no set done in between, is aborted: that is left to other tests.
+    """
     moments = sorted(rng.randint(0, total - 1) for _ in range(rng.choice([1, 1, 1, 2])))
-    seen = 0
+    seen = in_row = 0
     async for event in job.events():
+        in_row += isinstance(event, WorkerNotice) and event.kind == "lost"
+        if isinstance(event, FrameCompleted):
+            in_row = 0
         while moments and seen >= moments[0]:
             moments.pop(0)
             await asyncio.sleep(rng.choice([0, 0, 0.003, 0.02]))
-            pids = [pid for pid in pids_of(session) if pid not in killed]
-            if pids:
+            known = pids_of(session)
+            pids = [pid for pid in known if pid not in killed]
+            if pids and in_row + len(killed & set(known)) < 2:
                 killed.add(pid := rng.choice(pids))
                 with suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)

@@ -29,7 +29,7 @@ async def test_local_sites_start_and_stop_on_loopback_and_leave_nothing(tmp_path
         assert set(flare.pids) == {"server", "home"}
         with pytest.raises(DeploymentError, match="the client runs already, as process"):
             await flare.start_client("home")
-        with pytest.raises(DeploymentError, match="no client 'server', but: home, alpha"):
+        with pytest.raises(DeploymentError, match=r"no client 'server' \(there are: home, alpha"):
             await flare.kill_client("server")
         await flare.start_client("alpha")
         assert flare.pids["alpha"] != started["alpha"]

@@ -11,8 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from dfm_async import Federation, JobAborted, LocalOptions, Pipeline, Session, Site, current_context
+from dfm_async import Federation, JobAborted, LocalOptions, Pipeline, Session, SessionClosed, Site, current_context
+from dfm_async.engine import site_host
+from dfm_async.engine.site_host import Code
 from dfm_async.federation import VaultConfig
+from dfm_async.model.ids import Location
 from dfm_async.workers.fork_server import ForkServer
 from tests.support.pipelines import pipeline_of
 from tests.support.sessions import first_value
@@ -130,3 +133,14 @@ async def test_closing_without_jobs_does_not_wait_for_modules_that_are_never_loa
     await asyncio.to_thread(endless_module.read_bytes)
     async with asyncio.timeout(30):
         await session.close()
+
+
+async def test_no_worker_starts_after_those_of_its_site_have_ended() -> None:
+    """A job whose worker has just ended takes another one, unless the session is being closed."""
+    code = Code(shipped=b"", workers=1, threads=1, lanes=1)
+    made: list[Code] = []
+    group = site_host._WorkerGroup(code, made.append, lambda _: None)  # type: ignore[arg-type]
+    await group.shut_down(0.0)
+    with pytest.raises(SessionClosed):
+        group.worker(Location("lab"), 0)
+    assert made == []
