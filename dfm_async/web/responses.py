@@ -110,7 +110,7 @@ def refusal_of(error: DfmError | Refusal) -> Refusal:
         case JobNotFound():
             return Refusal(404, "job", "there is no such job")
         case JobOwned():
-            return Refusal(409, "owned", "another process runs the job: it can only be read here")
+            return Refusal(409, "owned", "another process runs the job: it can be resumed or deleted when that ends")
         case JobInterrupted():
             message = f"the process that ran the job has ended: {error.reason}. Resume it, or wait until a service does"
             return Refusal(503, "interrupted", message)
