@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import os
+import signal
+import subprocess
 import sys
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from pathlib import Path
+from typing import Any
 
+import httpx2
 import pytest
 
 from dfm_async.store.postgres import PostgresStore
 from tests.support.postgres import PostgresServer
-from tests.support.processes import ROOT
+from tests.support.processes import ROOT, read_until, started_server
 from tests.web.rig import Server, all_events, gates, inline, new_service, serving
 
 LEASE = 2.0
@@ -94,3 +101,52 @@ async def test_jobs_of_a_process_that_is_killed_go_on_in_another_service(url: st
     assert [event.data["value"] for event in found if event.name == "result"] == [*range(COUNT)]
     assert found[-1].name == "end"
     assert found[-1].data["status"] == "finished"
+
+
+SERVED = """
+import os
+from tests.web.rig import inline, new_service
+
+app = new_service(session=lambda: inline(store=os.environ["STORE"]), resume=True).app
+"""
+GUNICORN = ("gunicorn", "served:app", "-w", "2", "-k", "uvicorn.workers.UvicornWorker", "-b", "127.0.0.1:0")
+UVICORN = ("uvicorn", "served:app", "--workers", "2", "--port", "0")
+
+
+@contextmanager
+def replicas(*server: str, **options: Any) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """Run a server that starts several processes; give its main process, and the address."""
+    with started_server("-m", *server, start_new_session=True, **options) as (process, address):
+        read_until(process.stderr, "startup complete")
+        try:
+            yield process, address
+            process.send_signal(signal.SIGTERM)
+            process.communicate(timeout=30)
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+
+
+def test_processes_of_gunicorn_and_uvicorn_are_replicas(url: str, tmp_path: Path) -> None:
+    (tmp_path / "served.py").write_text(SERVED)
+    environment = {**os.environ, "HOME": str(tmp_path), "STORE": url, "PYTHONPATH": f"{tmp_path}:{ROOT}"}
+    options = {"cwd": tmp_path, "env": environment}
+    with replicas(*GUNICORN, **options) as (process, address), httpx2.Client(base_url=address) as client:
+        body = {"params": [{"x": 2}], "open": True, "job_id": "open"}
+        assert httpx2.post(f"{address}/pipelines/squares/jobs", json=body).status_code == 201
+        for x in range(3, 6):  # each on a connection of its own, which any of the processes may get
+            sent = httpx2.post(f"{address}/jobs/open/inputs", json={"params": {"x": x}})
+            assert sent.status_code == 202, sent.text
+        with client.stream("GET", "/jobs/open/stream", timeout=30) as response:
+            lines = response.iter_lines()
+            for _ in range(4):
+                assert any(line == "event: result" for line in lines)
+            process.send_signal(signal.SIGTERM)
+            assert "event: drain" in list(lines)
+    with replicas(*UVICORN, **options) as (_, address):
+        body = {"params": {"x": 6}, "last": True}
+        while (sent := httpx2.post(f"{address}/jobs/open/inputs", json=body)).status_code == 503:
+            httpx2.get(f"{address}/jobs/open/events?after=4&wait=1", timeout=30)  # until it is resumed
+        assert sent.status_code == 202, sent.text
+        found = httpx2.get(f"{address}/jobs/open/stream", timeout=30).text
+    assert found.count("event: result") == 5
