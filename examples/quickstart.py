@@ -5,10 +5,9 @@ import asyncio
 from dfm_async import Federation, Session
 
 fed = Federation("weather")
-lab = fed.site("lab")
 
 
-@lab.operation
+@fed.site("lab", workers=8).operation  # up to eight calls compute at the same time
 def anomaly(value: float, base: float = 15.0) -> float:
     return value - base
 

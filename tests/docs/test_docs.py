@@ -156,7 +156,7 @@ def test_the_first_block_of_the_readme_is_the_quickstart_example() -> None:
     first, _ = examples_of(ROOT / "README.md")[0]
     shown = [line for line in first.text.splitlines() if line]
     assert shown == [line for line in code.splitlines() if line]
-    assert len(shown) <= 12, "the first example shows one idea"
+    assert len(shown) <= 10, "the first example shows one idea"
 
 
 def test_the_quickstart_example_runs_as_it_is() -> None:
