@@ -13,6 +13,7 @@ from urllib.parse import quote
 import httpx2
 import msgspec
 
+from dfm_async.base.tasks import in_thread
 from dfm_async.client.connection import INVALID, Connection
 from dfm_async.client.event_stream import EventStream
 from dfm_async.errors import ServiceError
@@ -23,6 +24,7 @@ from dfm_async.model.info import JobInfo
 from dfm_async.model.stats import SessionStats, SiteStats
 from dfm_async.model.status import JobStatus
 from dfm_async.results.event_codec import event_from_data
+from dfm_async.wire.codec.arrow_streams import read_table
 
 _log = logging.getLogger(__name__)
 
@@ -31,6 +33,7 @@ _ATTEMPTS: Final = 8
 _TEMPORARY: Final = (502, 503, 504)
 """The statuses of a service that restarts, or of the proxy in front of it."""
 _PAGE: Final = 500
+_ARROW: Final = "application/vnd.apache.arrow.stream"
 _LONGEST_DELAY: Final = 60.0
 """The longest delay before a broken stream is opened again, in seconds, whatever the service asks for."""
 
@@ -292,6 +295,27 @@ class Client:
         async for event in self._follow(job_id, after, activity=False):
             if isinstance(event, Result) and (not places or event.place in places):
                 yield event
+
+    async def table(self, job_id: str, offset: int, *, max_bytes: int = 256 * 1024 * 1024) -> Any:
+        """Return a result that is a table or a data frame as a ``pyarrow.Table``; needs pyarrow.
+
+        Args:
+            job_id: the job.
+            offset: the offset of the result.
+            max_bytes: the maximum size that the service may send.
+
+        Raises:
+            ImportError: pyarrow is not installed.
+            ServiceError: the result is not a table (``code`` is ``"table"``), or cannot be read.
+            ResultsExpired: the service does not have the result any longer.
+        """
+        path = f"{_path(job_id)}/results/{offset}"
+        data = await self._connection.content(path, _ARROW, job_id, offset - 1, max_bytes)
+        try:
+            return await in_thread(lambda: read_table(data), "arrow")
+        except INVALID as error:
+            problem = f"result {offset} of job {job_id} cannot be read as a table: {error}"
+            raise ServiceError(self._connection.url, problem, 200) from error
 
     @overload
     def events(

@@ -36,6 +36,10 @@ class _Refusal(msgspec.Struct, frozen=True):
     first: int | None = None
 
 
+def _media(response: httpx2.Response) -> str:
+    return str(response.headers.get("content-type", "")).partition(";")[0].strip().lower()
+
+
 async def _check_encoding(response: httpx2.Response) -> None:
     if response.headers.get("content-encoding", "identity") != "identity":
         raise httpx2.RemoteProtocolError("the service sent a compressed answer without being asked for one")
@@ -78,13 +82,39 @@ class Connection:
         """
         content = None if body is None else msgspec.json.encode(body)
         headers = {} if body is None else {"content-type": "application/json"}
+        answer = await self._send(method, path, job_id, after, content=content, headers=headers, params=query)
+        return self.decoded(answer) if answer else None
+
+    async def content(self, path: str, media: str, job_id: str, after: int, largest: int) -> bytes:
+        """Return an answer of a media type that is not JSON; refusals are raised as by :meth:`request`.
+
+        Args:
+            path: the path below the address of the service.
+            media: the type.
+            job_id: the job that the request is about, for errors.
+            after: the offset after which events are read, for errors.
+            largest: the maximum size of the answer, in bytes.
+        """
+        return await self._send("GET", path, job_id, after, media, largest, headers={"accept": media})
+
+    async def _send(
+        self,
+        method: str,
+        path: str,
+        job_id: str,
+        after: int,
+        media: str | None = None,
+        largest: int | None = None,
+        **options: Any,
+    ) -> bytes:
         try:
-            async with self.http.stream(method, path, content=content, headers=headers, params=query) as response:
+            async with self.http.stream(method, path, **options) as response:
                 await self.check(response, job_id, after)
-                answer = await self._content(response)
+                if media is not None and _media(response) != media:
+                    raise self.invalid(ValueError(f"{_media(response)[:100]!r} instead of {media!r}"))
+                return await self._content(response, largest)
         except httpx2.TransportError as error:
             raise self.unreachable(error) from error
-        return self.decoded(answer) if answer else None
 
     def stream(self, path: str, *, after: int = -1, query: Any = None) -> AbstractAsyncContextManager[httpx2.Response]:
         """Request a stream of events, which begins after an offset."""
@@ -95,8 +125,7 @@ class Connection:
 
     async def events(self, response: httpx2.Response, stream: EventStream) -> AsyncGenerator[SentEvent, None]:
         """Yield the events of a response, which the stream finds."""
-        kind = response.headers.get("content-type", "")
-        if kind.partition(";")[0].strip().lower() != "text/event-stream":
+        if (kind := _media(response)) != "text/event-stream":
             raise httpx2.RemoteProtocolError(f"the service answered with {kind[:100]!r} instead of a stream of events")
         try:
             async for chunk in response.aiter_bytes():
@@ -132,13 +161,14 @@ class Connection:
         problem = "; ".join([refusal.message, *refusal.problems])
         return ServiceError(self.url, problem, status, refusal.error)
 
-    async def _content(self, response: httpx2.Response) -> bytes:
+    async def _content(self, response: httpx2.Response, largest: int | None = None) -> bytes:
         """Read an answer up to the limit of its size."""
+        largest = self.largest if largest is None else largest
         found = bytearray()
         async for chunk in response.aiter_bytes():
             found += chunk
-            if len(found) > self.largest:
-                raise httpx2.RemoteProtocolError(f"the service sends more than {self.largest:,} bytes at once")
+            if len(found) > largest:
+                raise httpx2.RemoteProtocolError(f"the service sends more than {largest:,} bytes at once")
         return bytes(found)
 
     def decoded(self, data: bytes | str) -> Any:

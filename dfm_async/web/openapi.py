@@ -19,6 +19,7 @@ from dfm_async.web.paging import CURSOR, STATUS_CHOICES, largest_limit
 from dfm_async.web.requests import Cancel, Fork, Inputs, Sent, Submission, WholePipeline
 from dfm_async.web.responses import raw_answer
 from dfm_async.web.schemas import PipelineSchema, Schema
+from dfm_async.web.single_results import ARROW
 from dfm_async.web.state import Handlers, State
 
 _REF: Final = "#/components/schemas/{model}"
@@ -322,6 +323,13 @@ def _fixed(page_size: int) -> Schema:
             _AFTER,
             limit,
             _query("wait", {"type": "integer", "minimum": 0, "maximum": 60}, "the seconds to wait for an event"),
+        ),
+        "/jobs/{job_id}/results/{offset}": _get(
+            "readResult",
+            "One result of a job; a table also as an Arrow IPC stream, to clients that accept this type",
+            {**_json(_ref("Event")), ARROW: {"schema": {"type": "string", "contentMediaType": ARROW}}},
+            _JOB_ID,
+            {"name": "offset", "in": "path", "required": True, "schema": _NUMBER},
         ),
         "/jobs/{job_id}/stream": _get(
             "streamEvents", "Events of a job", _STREAM, _JOB_ID, _AFTER, _RESUME, _GONE, _ACTIVITY

@@ -24,10 +24,25 @@ OnDisconnect = Literal["keep", "cancel"]
 _ON_DISCONNECT: Final = ("keep", "cancel")
 _SETS: Final = {"anyOf": [{"type": "object"}, {"type": "array", "items": {"type": "object"}}]}
 _JSON: Final = "application/json"
+_QUALITY: Final = re.compile(r"0(\.[0-9]{0,3})?|1(\.0{0,3})?")
 _NUMBER: Final = re.compile(r"-?[0-9]{1,400}(\.[0-9]{1,400})?([eE][+-]?[0-9]{1,4})?")
 
 
-# queries
+# headers and queries
+
+
+def quality(accept: str, media: str, *, named: bool = False) -> float:
+    """Return how much a client wants a media type, from 0 to 1, by its header ``Accept``.
+
+    With ``named``, wildcards do not count.
+    """
+    found: dict[str, float] = {}
+    for part in accept.lower().split(","):
+        kind, *options = map(str.strip, part.split(";"))
+        given = next((option[2:] for option in options if option.startswith("q=")), "1")
+        found[kind] = float(given) if _QUALITY.fullmatch(given) else 0.0
+    kinds = (media,) if named else (media, f"{media.partition('/')[0]}/*", "*/*")
+    return next((found[kind] for kind in kinds if kind in found), 0.0)
 
 
 def whole_number(query: QueryParams, name: str, default: int, least: int, most: int | None = None) -> int:

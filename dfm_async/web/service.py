@@ -37,6 +37,7 @@ from dfm_async.web.limits import WebLimits
 from dfm_async.web.openapi import OpenApi
 from dfm_async.web.paging import PageHandlers
 from dfm_async.web.responses import Refusal, answer, unknown_route
+from dfm_async.web.single_results import ResultHandlers
 from dfm_async.web.state import Handlers, State
 from dfm_async.web.streams import Streams
 from dfm_async.web.writers import LiveHandlers, SocketHandlers
@@ -175,6 +176,7 @@ class Service:
             route("GET", "/jobs/{job_id}", jobs.show),
             route("DELETE", "/jobs/{job_id}", jobs.forget),
             route("GET", "/jobs/{job_id}/events", pages.events),
+            route("GET", "/jobs/{job_id}/results/{offset}", ResultHandlers(state).result),
             route("GET", "/jobs/{job_id}/stream", jobs.stream),
             route("GET", "/jobs/{job_id}/graph", Drawings(state).graph),
             WebSocketRoute("/jobs/{job_id}/socket", SocketEndpoint(SocketHandlers(state).stream, self.limits.retry)),

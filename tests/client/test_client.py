@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx2
+import pandas as pd
 import pytest
 
 from dfm_async import (
@@ -28,6 +29,7 @@ from dfm_async.events import Failure, Metrics, Progress, Result, StatusChanged
 from dfm_async.web import TokenAuthorizer
 from tests.support.pipelines import pipeline_of
 from tests.web.rig import PIPELINES, Server, fed, gates, new_service, serving
+from tests.web.test_single_results import VALUES, tables
 
 TOKEN = "a-token-of-the-tests"
 
@@ -72,6 +74,27 @@ async def test_the_state_of_a_service_and_its_changes_can_be_read(client: Client
             if states.get("open") == (JobStatus.FINISHED, None):
                 break
     assert (await client.stats()).ended["finished"] == 1
+
+
+async def test_table_of_a_result_is_an_arrow_table() -> None:
+    async with tables() as server, Client(str(server.client.base_url)) as client:
+        for name in ("pandas", "periods", "number"):
+            await client.submit("load", {"name": name}, job_id=name)
+            assert [result.offset async for result in client.results(name)] == [1]
+        table = await client.table("pandas", 1)
+        pd.testing.assert_frame_equal(table.to_pandas(), VALUES["pandas"], check_freq=False)
+        for job_id, offset, code, message in (
+            ("number", 1, "table", "the value of type int is not a table"),
+            ("pandas", 0, "result", "event 0 of the job is not a result"),
+            ("periods", 1, "", "cannot be read as a table: extension types of Arrow are not accepted"),
+        ):
+            with pytest.raises(ServiceError, match=message) as caught:
+                await client.table(job_id, offset)
+            assert caught.value.code == code
+        with pytest.raises(ServiceError, match="more than 100 bytes"):
+            await client.table("pandas", 1, max_bytes=100)
+        with pytest.raises(JobNotFound):
+            await client.table("unknown", 1)
 
 
 async def test_events_have_the_types_of_a_local_job(client: Client) -> None:

@@ -93,6 +93,16 @@ async def test_answer_without_an_end_is_refused(kind: str, chunk: bytes) -> None
         await read(found, follow=kind == "text/event-stream")
 
 
+@pytest.mark.parametrize("data", [b"", b"x" * 100, b"\xff" * 100, bytes(100)])
+@pytest.mark.parametrize("kind", ["application/vnd.apache.arrow.stream", "application/json"])
+async def test_table_that_is_none_is_an_error(kind: str, data: bytes) -> None:
+    def table() -> httpx2.Response:
+        return httpx2.Response(200, headers={"content-type": kind}, content=data)
+
+    with pytest.raises(ServiceError, match="invalid answer" if kind == "application/json" else "cannot be read"):
+        await client_of({"/jobs/j/results/1": table}).table("j", 1)
+
+
 EVENTS: list[Any] = [{}, {"event": 3}, 3, None, {"event": "failure"}, {"event": "failure", "error": 3, "frame": []}]
 EVENTS += [{"event": "failure", "error": {"operation": 1}, "frame": 3}, {"event": "result", "value": 3}]
 

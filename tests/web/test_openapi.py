@@ -60,6 +60,7 @@ def operations() -> list[str]:
     names = ["health", "ready", "stats", "metrics", "openapi", "listPipelines", "listJobs", "showJob", "forgetJob"]
     names += [
         "readEvents",
+        "readResult",
         "streamEvents",
         "sendInputs",
         "sendEvent",

@@ -63,6 +63,7 @@ class NamedCodec:
         subclasses: whether subclasses of the type are encoded in the same way.
         canonical: encodes for keys and fingerprints: equal values give equal data, whatever their layout in memory.
         preview: describes a value by plain data, with at most this number of elements.
+        arrow: turns a value that is a table into one of Arrow; may raise anything. pyarrow may not be installed.
         ours: whether it is one of our own, for a library.
     """
 
@@ -74,6 +75,7 @@ class NamedCodec:
     subclasses: bool = False
     canonical: Callable[[Any], Any] | None = None
     preview: Callable[[Any, int], Any] | None = None
+    arrow: Callable[[Any], Any] | None = None
     ours: bool = False
 
 
@@ -271,6 +273,12 @@ def preview(value: Any, items: int) -> Any:
     """Describe a value of a library by plain data with at most this number of elements, or return NotImplemented."""
     codec = _registry.of_type(type(value))
     return NotImplemented if codec is None or codec.preview is None else codec.preview(value, items)
+
+
+def arrow_table(value: Any) -> Any:
+    """Return a table of a library as one of Arrow, or None if the value is not a table; may raise anything."""
+    codec = _registry.of_type(type(value))
+    return None if codec is None or codec.arrow is None else codec.arrow(value)
 
 
 def _known(_engine: Engine, kind: type) -> bool:

@@ -63,6 +63,32 @@ def _write(sink: Any, table: Any) -> None:
         writer.write(table)
 
 
+class _Parts:
+    """A file that keeps the buffers that are written to it."""
+
+    closed = False
+
+    def __init__(self) -> None:
+        self.parts: list[Any] = []
+
+    def write(self, data: Any) -> int:
+        self.parts.append(data)
+        return len(data)
+
+    def flush(self) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
+def stream_parts(table: Any) -> list[Any]:
+    """Return a table as the buffers of an IPC stream: those of its columns, as far as they need no copy."""
+    sink = _Parts()
+    _write(sink, table)
+    return sink.parts
+
+
 def decode_stream(data: Any) -> Any:
     """Read a table from an IPC stream. Its memory is that of the stream.
 
@@ -325,6 +351,7 @@ register_ours(
         decode=decode_stream,
         canonical=lambda value: encode_stream(value.combine_chunks()),
         preview=table_preview,
+        arrow=lambda value: value,
         ours=True,
     ),
     NamedCodec(
@@ -333,6 +360,7 @@ register_ours(
         encode=encode_stream,
         decode=lambda state: _batch(decode_stream(state)),
         preview=table_preview,
+        arrow=lambda value: value,
         ours=True,
     ),
     NamedCodec(

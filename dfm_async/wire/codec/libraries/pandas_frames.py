@@ -17,7 +17,7 @@ import pandas
 
 from dfm_async.wire.codec.kinds import ZONE_NAME
 from dfm_async.wire.codec.libraries.checks import array
-from dfm_async.wire.codec.registry import NamedCodec, Unsupported, register_ours
+from dfm_async.wire.codec.registry import NamedCodec, Unsupported, load_library, register_ours
 
 try:
     pytz: Any = importlib.import_module("pytz")
@@ -363,6 +363,13 @@ def _chosen(labels: Any, codes: Any) -> list[Any]:
     return [found.get(code) for code in codes.tolist()]
 
 
+def _table(value: Any) -> Any:
+    load_library("pyarrow")  # explains if it is not installed
+    from pyarrow import Table  # here: the others need no pyarrow
+
+    return Table.from_pandas(value)
+
+
 def _frame_preview(value: Any, items: int) -> dict[str, Any]:
     width = min(value.shape[1], items)
     head = value.iloc[: items // (1 + width), :width]
@@ -419,6 +426,7 @@ register_ours(
         _decode_frame,
         canonical=_encode_columns,
         preview=_frame_preview,
+        arrow=_table,
     ),
     _ours(pandas.Series, _encode_series, _decode_series, preview=_series_preview),
     *(_ours(kind, _encode_index, _decode_index(kind), preview=_values_preview) for kind in _INDEXES),

@@ -22,16 +22,27 @@ def _arrow() -> Any:
 
 def _encode(value: Any) -> Any:
     arrow = _arrow()
-    for name, kind in value.schema.items():
-        if any(part == polars.Object for part in _types_in(kind)):
-            raise Unsupported(f"the column {name!r} has Python objects in it")
-        if any(isinstance(part, polars.Array) and part.size == 0 for part in _types_in(kind)):
-            raise Unsupported(f"the column {name!r} has arrays without elements")
+    _check_types(value)
     try:
         table = arrow.pa.table(value)
     except arrow.pa.ArrowInvalid as error:  # a type that only polars has
         raise Unsupported(f"Arrow does not have one of its types: {error}") from error
     return arrow.encode_stream(table)
+
+
+def _table(value: Any) -> Any:
+    """Return a data frame as a table of Arrow, with types that older programs know: no views of texts."""
+    _arrow()
+    _check_types(value)
+    return value.to_arrow(compat_level=polars.CompatLevel.oldest())
+
+
+def _check_types(value: Any) -> None:
+    for name, kind in value.schema.items():
+        if any(part == polars.Object for part in _types_in(kind)):
+            raise Unsupported(f"the column {name!r} has Python objects in it")
+        if any(isinstance(part, polars.Array) and part.size == 0 for part in _types_in(kind)):
+            raise Unsupported(f"the column {name!r} has arrays without elements")
 
 
 def _types_in(kind: Any) -> Iterator[Any]:
@@ -163,6 +174,7 @@ register_ours(
         decode=_decode,
         canonical=lambda value: _encode(value.rechunk()),
         preview=_preview,
+        arrow=_table,
         ours=True,
     ),
     NamedCodec(
