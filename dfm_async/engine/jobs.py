@@ -131,7 +131,8 @@ class JobTable(Generic[C]):
         self._running: dict[str, C] = {}
         self._ended: deque[JobRecord] = deque()
         self._summaries: OrderedDict[str, JobSummary] = OrderedDict()
-        self._order: list[tuple[float, str]] = []
+        self._order: dict[str | None, list[tuple[float, str]]] = {None: []}
+        """When jobs were created, and their ids, in order: of those with each label, and of all."""
         self._retention = Retention(unread_limit=options.keep_finished_bytes)
         self._timer: asyncio.TimerHandle | None = None
         self.backing: Callable[[str, Plan], Backing] | None = None
@@ -160,7 +161,8 @@ class JobTable(Generic[C]):
         if known is not None:
             self._leave_order(known)
         self._records[record.job_id] = record
-        bisect.insort(self._order, (record.created, record.job_id))
+        for label in {None, record.label}:
+            bisect.insort(self._order.setdefault(label, []), (record.created, record.job_id))
         record.changes = self.changes
         record.changed()
 
@@ -180,7 +182,11 @@ class JobTable(Generic[C]):
             found.expire()
 
     def _leave_order(self, found: JobRecord | JobSummary) -> None:
-        del self._order[bisect.bisect_left(self._order, (found.created, found.job_id))]
+        for label in {None, found.spec.label}:
+            order = self._order[label]
+            del order[bisect.bisect_left(order, (found.created, found.job_id))]
+            if not order and label is not None:
+                del self._order[label]
 
     def find(self, job_id: str) -> JobRecord | None:
         """Find a job that runs, or ended not too long ago."""
@@ -258,18 +264,23 @@ class JobTable(Generic[C]):
         while len(self._summaries) > self._options.keep_summaries:
             self._leave_order(self._summaries.popitem(last=False)[1])
 
-    def newest(self, before: tuple[float, str] | None = None) -> Iterator[JobRecord | JobSummary]:
+    def newest(
+        self, before: tuple[float, str] | None = None, label: str | None = None
+    ) -> Iterator[JobRecord | JobSummary]:
         """Yield the known jobs, the newest first; the table may change between two of them.
 
-        Only jobs older than ``before`` are yielded: the time when a job was created, and its id.
+        Only jobs older than ``before`` are yielded: the time when a job was created, and its id. With a label, only
+        those that have it are yielded, and no others are read.
         """
-        at = len(self._order) if before is None else bisect.bisect_left(self._order, before)
-        while at > 0:
-            key = self._order[at - 1]
+        key = before
+        while order := self._order.get(label):
+            at = len(order) if key is None else bisect.bisect_left(order, key)
+            if at == 0:
+                return
+            key = order[at - 1]
             found = self._records.get(key[1]) or self._summaries.get(key[1])
             if found is not None:
                 yield found
-            at = bisect.bisect_left(self._order, key)
 
     def _due(self) -> float:
         return self._ended[0].ended_at + self._options.keep_finished_for

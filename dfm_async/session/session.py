@@ -691,7 +691,7 @@ class Session(DirectCalls):
 
     async def _find_jobs(self, wanted: JobFilter, start: tuple[float, str] | None) -> AsyncGenerator[JobInfo, None]:
         waits = self._submission.waits()
-        known = (self._info(found, waits) for found in self._jobs.newest(start))
+        known = (self._info(found, waits) for found in self._jobs.newest(start, wanted.label))
         following = next(known, None)
         if self._durable is not None:
             async with contextlib.aclosing(self._durable.search(wanted, start)) as stored:

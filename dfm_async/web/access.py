@@ -72,6 +72,17 @@ class Authorizer(Protocol):
         """
         return action not in _NOT_BY_DEFAULT and (job is None or job.label == principal.id)
 
+    def only_label(self, principal: Principal) -> str | None:
+        """Return the label of the only jobs that a principal may read; None if it may read others.
+
+        A list of jobs reads no others then, however many there are; those with the label must pass ``allows`` all the
+        same. By default it is the id of the principal, or None if ``allows`` is overridden.
+
+        Args:
+            principal: the principal.
+        """
+        return principal.id if type(self).allows is Authorizer.allows else None
+
 
 class TokenAuthorizer(Authorizer):
     """Serves clients that have a token; all of them are one principal, which may do everything.
@@ -257,6 +268,10 @@ class Guard:
     def allows(self, principal: Principal, action: Action, job: JobInfo | None = None) -> bool:
         """Return whether a principal may perform an action."""
         return self._authorizer.allows(principal, action, job)
+
+    def only_label(self, principal: Principal) -> str | None:
+        """Return the label of the only jobs that a principal may know of; None if it may know of others."""
+        return self._authorizer.only_label(principal)
 
     def sees(self, principal: Principal, job: JobInfo) -> bool:
         """Return whether a principal may know of a job."""

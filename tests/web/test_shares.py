@@ -6,12 +6,17 @@ import asyncio
 import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
+from starlette.requests import HTTPConnection
 
 from dfm_async import ForEach, JobInfo, LocalOptions, Pipeline, PlaceParam, Session, Yield
-from dfm_async.web import Action, Principal, WebLimits, openapi
+from dfm_async.model.job_filter import ALL_JOBS, JobFilter
+from dfm_async.store.base import Position, StoredJob
+from dfm_async.store.sqlite import SqliteStore
+from dfm_async.web import Action, Authorizer, Principal, WebLimits, openapi
 from tests.web.rig import PIPELINES, Tokens, client_of, count, fed, inline, new_service, refusal, serving, square
 
 
@@ -23,6 +28,33 @@ class Counted(Tokens):
     def allows(self, principal: Principal, action: Action, job: JobInfo | None) -> bool:
         self.seen += job is not None
         return super().allows(principal, action, job)
+
+
+class CountedOwn(Counted):
+    """Declares that everybody but root reads only its own jobs."""
+
+    def only_label(self, principal: Principal) -> str | None:
+        return None if principal.id == "root" else principal.id
+
+
+class Owners(Authorizer):
+    """Everybody sees its own jobs, as by default."""
+
+    async def __call__(self, request: HTTPConnection, /) -> Principal | None:
+        return Principal(request.headers["authorization"])
+
+
+class CountedStore(SqliteStore):
+    """Counts the jobs that lists read."""
+
+    read_jobs = 0
+
+    async def jobs(
+        self, wanted: JobFilter = ALL_JOBS, *, before: Position | None = None, limit: int = -1
+    ) -> list[StoredJob]:
+        found = await super().jobs(wanted, before=before, limit=limit)
+        self.read_jobs += len(found)
+        return found
 
 
 async def test_list_of_jobs_checks_only_the_listed_jobs() -> None:
@@ -47,6 +79,45 @@ async def test_list_of_jobs_checks_only_the_listed_jobs() -> None:
         assert (await ada.delete("/jobs/010")).status_code == 204
         left = (await ada.get("/jobs?limit=1000")).json()["jobs"]
         assert [job["job_id"] for job in left] == [f"{n:03}" for n in range(199, -1, -1) if n not in (150, 10)]
+
+
+async def test_list_of_jobs_reads_none_of_others() -> None:
+    authorizer = CountedOwn()
+    service = new_service(options=LocalOptions(keep_finished=20), authorizer=authorizer)
+    async with service.lifespan(), client_of(service) as client:
+        assert service.current is not None
+        for number in range(50):
+            label = "bob" if number in (3, 40) else "ada"
+            await (await service.current.execute(PIPELINES["squares"], {"x": 1}, label=label, job_id=f"{number:02}"))
+
+        async def listed(who: str, **query: str) -> tuple[list[str], int]:
+            authorizer.seen = 0
+            page = (await client.get("/jobs", params=query, headers={"authorization": who})).json()
+            return [job["job_id"] for job in page["jobs"]], authorizer.seen
+
+        assert await listed("bob") == (["40", "03"], 2)
+        assert await listed("bob", principal="bob", status="finished") == (["40", "03"], 2)
+        assert await listed("bob", principal="ada") == ([], 0)
+        assert await listed("eve", limit="1") == ([], 0)
+        assert await listed("root", principal="bob") == (["40", "03"], 2)
+        assert len((await listed("root"))[0]) == 50
+        for job_id in ("40", "03"):
+            await service.current.forget(job_id)
+        assert await listed("bob") == ([], 0)
+
+
+async def test_list_of_stored_jobs_reads_none_of_others(tmp_path: Path) -> None:
+    path = tmp_path / "jobs.db"
+    async with inline(store=f"sqlite:///{path}") as session:
+        for number in range(30):
+            await (await session.execute(PIPELINES["squares"], {"x": 1}, label="bob" if number == 7 else "ada"))
+    store = CountedStore(path)
+    service = new_service(store=store, authorizer=Owners(), options=LocalOptions(keep_summaries=0))
+    async with service.lifespan(), client_of(service) as client:
+        for who, own in (("eve", 0), ("bob", 1), ("ada", 29)):
+            store.read_jobs = 0
+            page = (await client.get("/jobs", headers={"authorization": who})).json()
+            assert (len(page["jobs"]), store.read_jobs) == (own, own)
 
 
 async def test_a_list_has_jobs_of_a_store_in_order(tmp_path: Any) -> None:
