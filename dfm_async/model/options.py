@@ -103,6 +103,11 @@ class LocalOptions(Options, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         """Return the number of lanes for sites with this many workers."""
         return self.lanes or max((fewest_workers(chosen) or 1 for chosen in workers), default=1)
 
+    def slots_for(self, workers: Iterable[Workers]) -> int:
+        """Return the number of jobs that can run at the same time, for sites with this many workers."""
+        slots = self.lanes_for(workers) * self.jobs_per_lane
+        return min(self.max_concurrent_jobs or slots, slots)
+
     def __post_init__(self) -> None:
         if self.start_method not in (None, "forkserver", "spawn"):
             raise ValueError(f"start_method must be 'forkserver' or 'spawn', not {self.start_method!r}")

@@ -100,9 +100,9 @@ class FederationRunner(LocalTarget):
 
     def _make_hosts(self, federation: Federation, homesite: str) -> None:
         options, sites = self.options, federation.sites
-        lanes = options.lanes_for(site.workers for site in sites.values())
-        slots = min(options.max_concurrent_jobs or lanes * options.jobs_per_lane, lanes * options.jobs_per_lane)
-        self._scheduler = Jobs(lanes, slots, options.queue_limit)
+        workers = [site.workers for site in sites.values()]
+        lanes = options.lanes_for(workers)
+        self._scheduler = Jobs(lanes, options.slots_for(workers), options.queue_limit)
         self._lanes = [JobExecution(index, self._scheduler, self._hosts.values()) for index in range(lanes)]
         self._ship(federation, homesite, None)
 

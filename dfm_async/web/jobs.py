@@ -15,6 +15,7 @@ from starlette.types import Send
 from dfm_async.errors import JobExists, PipelineError, Problem
 from dfm_async.federation.federation import Federation
 from dfm_async.language.pipeline import Pipeline, is_dfm
+from dfm_async.language.statements import SleepStatement, WaitStatement, walk_statements
 from dfm_async.model.info import JobInfo
 from dfm_async.model.status import JobStatus
 from dfm_async.session.job import Job
@@ -179,7 +180,7 @@ class JobHandlers(Handlers):
         state.streams.check_draining()
         if info.status is not JobStatus.INTERRUPTED:
             raise Refusal(409, "not interrupted", f"the job is {info.status.value}: only interrupted jobs are resumed")
-        with state.quota.reserve(principal):
+        with state.quota.reserve(principal, state.slots, waits=bool(job.plan.waits)):
             accept = request.query_params.get("accept_changes") == "true"
             job = await state.session.resume(job.job_id, watch=state.page, accept_changes=accept)
             state.quota.add(principal, job)
@@ -191,7 +192,7 @@ class JobHandlers(Handlers):
         if not info.status.terminal:
             message = f"the job is {info.status.value}: failed parameter sets can run again when it has ended"
             raise Refusal(409, "not ended", message)
-        return await self._repeat(principal, job.retry_failed)
+        return await self._repeat(principal, job, job.retry_failed)
 
     async def fork(self, request: Request, _send: Send) -> Response:
         """Run a job again from a node on, as a new job of the principal that requests it."""
@@ -200,9 +201,8 @@ class JobHandlers(Handlers):
             body = await read_body(request, self._state.limits, upload, Fork)
         if not info.status.ended:
             raise Refusal(409, "not ended", f"the job is {info.status.value}: it can be forked when it has ended")
-        return await self._repeat(
-            principal, functools.partial(job.fork, body.from_node, body.frame, body.accept_changes)
-        )
+        submit = functools.partial(job.fork, body.from_node, body.frame, body.accept_changes)
+        return await self._repeat(principal, job, submit)
 
     async def _repeatable(self, request: Request) -> tuple[Principal, Job, JobInfo]:
         """Return the job of a request by a principal who may run it again."""
@@ -213,11 +213,11 @@ class JobHandlers(Handlers):
         state.streams.check_draining()
         return principal, job, info
 
-    async def _repeat(self, principal: Principal, submit: Callable[..., Awaitable[Job]]) -> Response:
+    async def _repeat(self, principal: Principal, job: Job, submit: Callable[..., Awaitable[Job]]) -> Response:
         """Submit a job that repeats another one, with a priority that the principal may have."""
         state = self._state
         priority = None if state.guard.allows(principal, "prioritize") else 0
-        with state.quota.reserve(principal, slots=state.session.options.max_concurrent_jobs):
+        with state.quota.reserve(principal, state.slots, waits=bool(job.plan.waits)):
             again = await submit(label=principal.id, priority=priority, watch=state.page)
             state.quota.add(principal, again)
         return answer(info_data(again.info()), 201)
@@ -245,8 +245,8 @@ async def submit_job(state: State, principal: Principal, pipeline: Pipeline, bod
     state.streams.check_draining()
     if body.priority > 0 and not state.guard.allows(principal, "prioritize"):
         raise Refusal(403, "forbidden", "you may not submit jobs with a priority above 0")
-    slots = state.session.options.max_concurrent_jobs
-    with state.quota.reserve(principal, idle=body.open or body.params is None, slots=slots):
+    waits = any(isinstance(found, WaitStatement | SleepStatement) for found in walk_statements(pipeline.body))
+    with state.quota.reserve(principal, state.slots, idle=body.open or body.params is None, waits=waits):
         job = await state.session.execute(
             pipeline,
             body.params,

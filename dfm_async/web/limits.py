@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Final
+from typing import Final, TypeAlias
 
 from dfm_async.model.checks import Options
 from dfm_async.session.job import Job
 from dfm_async.web.access import Principal
 from dfm_async.web.responses import Refusal
+
+_Jobs: TypeAlias = dict[str, dict[str, Job]]
+"""The jobs of each principal, by their ids."""
 
 _PRINCIPALS: Final = 1000
 """The number of principals above which those without running jobs are forgotten."""
@@ -77,6 +80,15 @@ def _subtract(counter: Counter[str], key: str, number: int = 1) -> None:
         del counter[key]
 
 
+def has_share(own: int, total: int, most: int) -> bool:
+    """Return whether a principal may have one more of what all principals together may have ``most`` of.
+
+    The last tenth is for principals that have few: one or two with many must not keep everybody else out.
+    """
+    rest = most // 10
+    return total < most and (total < most - rest or own < max(1, rest // 10))
+
+
 class JobQuota:
     """Counts the jobs of each principal that were submitted here and have not ended.
 
@@ -85,47 +97,74 @@ class JobQuota:
 
     def __init__(self, limits: WebLimits) -> None:
         self._limits = limits
-        self._jobs: dict[str, dict[str, Job]] = {}
+        self._jobs: _Jobs = {}
+        self._may_wait: _Jobs = {}
+        """Those that can hold a slot without any work."""
         self._entering: Counter[str] = Counter()
         self._entering_idle: Counter[str] = Counter()
+        self._entering_waits: Counter[str] = Counter()
 
     @contextmanager
-    def reserve(self, principal: Principal, *, idle: bool = False, slots: int | None = None) -> Iterator[None]:
+    def reserve(self, principal: Principal, slots: int, *, idle: bool = False, waits: bool = False) -> Iterator[None]:
         """Reserve room for one job while it is submitted; refuse a principal that has too many.
+
+        Jobs that can hold a slot without any work get half of the slots at most. They count from their submission to
+        their end, whether they wait at the moment or not: all of them may wait later.
 
         Args:
             principal: whose job it is.
+            slots: how many jobs can run at the same time.
             idle: whether it may wait for inputs without any work.
-            slots: how many jobs can run at the same time, if that is limited; idle ones take half of them at most.
+            waits: whether its pipeline waits for events or times.
         """
-        held = self._running(principal.id) + self._entering[principal.id]
+        who = principal.id
+        held = _running(self._jobs, who) + self._entering[who]
         if held >= self._limits.jobs_per_principal:
             raise Refusal(429, "jobs", f"{held} of your jobs have not ended, as many as you may have")
+        entering = [self._entering]
         if idle:
-            infos = [job.info() for job in self._jobs.get(principal.id, {}).values()]
-            waiting = sum(info.accepts and (info.sets or 0) <= (info.done or 0) for info in infos)
-            waiting += self._entering_idle[principal.id]
-            most = self._limits.idle_jobs_per_principal
-            if waiting >= (most if slots is None else min(most, max(1, slots // 2))):
-                message = f"{waiting} of your jobs wait for inputs and have no work: send them some, or finish them"
-                raise Refusal(429, "idle", message)
-        with counted(principal.id, self._entering, *([self._entering_idle] if idle else [])):
+            self._check_idle(who)
+            entering.append(self._entering_idle)
+        if idle or waits:
+            self._check_waits(who, slots)
+            entering.append(self._entering_waits)
+        with counted(who, *entering):
             yield
+
+    def _check_idle(self, who: str) -> None:
+        infos = [job.info() for job in self._jobs.get(who, {}).values()]
+        waiting = sum(info.accepts and (info.sets or 0) <= (info.done or 0) for info in infos)
+        waiting += self._entering_idle[who]
+        if waiting >= self._limits.idle_jobs_per_principal:
+            message = f"{waiting} of your jobs wait for inputs and have no work: send them some, or finish them"
+            raise Refusal(429, "idle", message)
+
+    def _check_waits(self, who: str, slots: int) -> None:
+        own = _running(self._may_wait, who) + self._entering_waits[who]
+        total = sum(_running(self._may_wait, other) for other in list(self._may_wait)) + self._entering_waits.total()
+        if not has_share(own, total, max(1, slots // 2)):
+            message = f"{total} jobs that are open, or wait for events or times, have not ended"
+            raise Refusal(429, "idle", f"{message}: they may take half of the {slots:,} slots for jobs")
 
     def add(self, principal: Principal, job: Job) -> None:
         """Count a job that was submitted."""
         self._jobs.setdefault(principal.id, {})[job.job_id] = job
+        if job.plan.waits or job.info().accepts:
+            self._may_wait.setdefault(principal.id, {})[job.job_id] = job
         if len(self._jobs) > _PRINCIPALS:  # principals that came once must not be remembered for ever
-            for who in list(self._jobs):
-                self._running(who)
+            for jobs in (self._jobs, self._may_wait):
+                for who in list(jobs):
+                    _running(jobs, who)
 
-    def _running(self, who: str) -> int:
-        jobs = {job_id: job for job_id, job in self._jobs.get(who, {}).items() if not job.status.ended}
-        if jobs:
-            self._jobs[who] = jobs
-        else:
-            self._jobs.pop(who, None)
-        return len(jobs)
+
+def _running(jobs: _Jobs, who: str) -> int:
+    """Return how many jobs of a principal have not ended, and forget the others."""
+    found = {job_id: job for job_id, job in jobs.get(who, {}).items() if not job.status.ended}
+    if found:
+        jobs[who] = found
+    else:
+        jobs.pop(who, None)
+    return len(found)
 
 
 class Upload:

@@ -50,6 +50,12 @@ class State:
         """Whether jobs and streams are taken."""
         return self.current is not None and self.current.connected and not self.streams.draining
 
+    @property
+    def slots(self) -> int:
+        """The number of jobs that can run at the same time."""
+        session = self.session
+        return session.options.slots_for(site.workers for site in session.federation.sites.values())
+
     async def schemas(self, ref_template: str) -> PipelineSchemas:
         """Return the schemas of the registered pipelines, and the definitions that they refer to."""
         while (found := self._schemas.get(ref_template)) is None:

@@ -19,7 +19,7 @@ from dfm_async.model.status import JobStatus
 from dfm_async.session.job import Job
 from dfm_async.session.session import Session
 from dfm_async.web.access import Principal
-from dfm_async.web.limits import WebLimits, counted
+from dfm_async.web.limits import WebLimits, counted, has_share
 from dfm_async.web.responses import Refusal
 
 _log = logging.getLogger(__name__)
@@ -252,9 +252,7 @@ class Streams:
         limits, own, slots = self._limits, self._counts[principal.id], self.slots
         if slots >= limits.streams:
             raise Refusal(429, "streams", "too many streams are open")
-        # The last tenth is for principals that have few: one or two with many must not keep everybody else out.
-        rest = limits.streams // 10
-        if own >= limits.streams_per_principal or (slots >= limits.streams - rest and own >= max(1, rest // 10)):
+        if own >= limits.streams_per_principal or not has_share(own, slots, limits.streams):
             raise Refusal(429, "streams", f"you have {own} streams open, as many as you may have")
         with counted(principal.id, self._counts):
             yield StreamSlot(self)

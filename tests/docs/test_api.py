@@ -82,7 +82,7 @@ def test_the_reference_has_every_iterator_of_a_session() -> None:
         assert re.search(rf"autoclass:: [\w.]+\.{iterator}\b", page), iterator
 
 
-INTERNAL = {"lanes_for"}
+INTERNAL = {"lanes_for", "slots_for"}
 """Members that only the package itself uses."""
 
 # examples

@@ -9,10 +9,11 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import httpx2
 import pytest
 from starlette.requests import HTTPConnection
 
-from dfm_async import ForEach, JobInfo, LocalOptions, Pipeline, PlaceParam, Session, Yield
+from dfm_async import ForEach, JobInfo, LocalOptions, Pipeline, PlaceParam, Session, Sleep, Wait, Yield
 from dfm_async.model.job_filter import ALL_JOBS, JobFilter
 from dfm_async.store.base import Position, StoredJob
 from dfm_async.store.sqlite import SqliteStore
@@ -174,6 +175,54 @@ async def test_idle_open_jobs_leave_slots_for_others() -> None:
             job = (await ada.post("/pipelines/squares/jobs", json={"params": {"x": 3}})).json()
             assert service.current is not None
             await (await service.current.reattach(job["job_id"]))
+
+
+def waiting_pipelines() -> dict[str, Pipeline]:
+    with Pipeline("approval") as approval:
+        Yield(square(Wait("number", type=int)))
+    with Pipeline("sleep") as sleep:
+        Yield(square(PlaceParam("x"), after=Sleep(1e6)))
+    return {**PIPELINES, "approval": approval, "sleep": sleep}
+
+
+async def test_jobs_that_wait_leave_slots_for_others() -> None:
+    options = LocalOptions(max_concurrent_jobs=8)
+    service = new_service(options=options, authorizer=Tokens(), pipelines=waiting_pipelines())
+    bodies: dict[str, dict[str, Any]] = {"approval": {}, "sleep": {"params": {"x": 1}}, "squares": {"params": None}}
+    async with service.lifespan(), client_of(service, authorization="ada") as ada:
+        assert service.current is not None
+
+        async def submitted(client: httpx2.AsyncClient, *names: str) -> list[int]:
+            sent = [client.post(f"/pipelines/{name}/jobs", json=bodies[name]) for name in names]
+            return sorted(answer.status_code for answer in await asyncio.gather(*sent))
+
+        # At once: none of them has reached its Wait when the last one is submitted.
+        assert await submitted(ada, *["approval"] * 6) == [201] * 4 + [429] * 2
+        async with client_of(service, authorization="bob") as bob:
+            for name in bodies:
+                assert await refusal(bob.post(f"/pipelines/{name}/jobs", json=bodies[name])) == (429, "idle")
+            job = (await bob.post("/pipelines/squares/jobs", json={"params": {"x": 3}})).json()
+            await (await service.current.reattach(job["job_id"]))
+            first, second = [info.job_id async for info in service.current.find_jobs(label="ada")][:2]
+            assert (await ada.post(f"/jobs/{first}/events/number", json={"value": 3})).status_code == 202
+            await (await service.current.reattach(first))
+            assert (await ada.post(f"/jobs/{second}/cancel")).status_code == 200
+            assert await submitted(bob, *bodies) == [201, 201, 429]
+            again = bob.post(f"/jobs/{second}/retry")
+            assert await refusal(again) == (404, "job")
+        assert await refusal(ada.post(f"/jobs/{second}/retry")) == (429, "idle")
+
+
+async def test_last_waiting_jobs_are_for_principals_with_few() -> None:
+    options = LocalOptions(max_concurrent_jobs=40)
+    service = new_service(options=options, authorizer=Tokens(), pipelines=waiting_pipelines())
+    async with service.lifespan():
+        accepted = []
+        for who in ("ada", "bob", "joe", "amy"):
+            async with client_of(service, authorization=who) as client:
+                answers = [await client.post("/pipelines/approval/jobs", json={}) for _ in range(20)]
+                accepted.append([answer.status_code for answer in answers].count(201))
+        assert accepted == [18, 1, 1, 0]
 
 
 @asynccontextmanager

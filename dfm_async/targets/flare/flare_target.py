@@ -20,6 +20,7 @@ from dfm_async.errors import DfmError, EncodingError, FlareError, PipelineError,
 from dfm_async.federation.federation import Federation
 from dfm_async.model.flare import FlareOptions
 from dfm_async.model.ids import Location, OperationKey
+from dfm_async.model.pool_size import Workers
 from dfm_async.model.stats import SiteStats, TargetStats, Traffic
 from dfm_async.model.status import JobStatus
 from dfm_async.planning.plan import Plan, plan_from_json
@@ -120,7 +121,7 @@ class FlareTarget:
     def _ship(
         self, federation: Federation, homesite: str, left_out: dict[OperationKey, DfmError] | None
     ) -> dict[str, fm.Offer]:
-        lanes = self._lanes()
+        lanes = self.options.local.lanes_for(self._workers)
         offers = {}
         sites = dict(federation.sites)
         if homesite not in sites:  # it offers nothing, but pipelines may do something without operations there
@@ -133,18 +134,19 @@ class FlareTarget:
             )
         return offers
 
-    def _lanes(self) -> int:
+    @property
+    def _workers(self) -> list[Workers]:
         assert self._federation is not None  # noqa: S101 - set while running
-        return self.options.local.lanes_for(site.workers for site in self._federation.sites.values())
+        return [site.workers for site in self._federation.sites.values()]
 
     def _hello(self) -> fm.AppHello:
-        options, local, lanes = self.options, self.options.local, self._lanes()
+        options, local, workers = self.options, self.options.local, self._workers
         return fm.AppHello(
             fm.PROTOCOL,
             __version__,
             self._homesite,
-            lanes,
-            local.max_concurrent_jobs or lanes * local.jobs_per_lane,
+            local.lanes_for(workers),
+            local.slots_for(workers),
             local.queue_limit,
             local.queue_overflow,
             options.linger,
