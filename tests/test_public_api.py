@@ -205,6 +205,7 @@ ERRORS: list[errors.DfmError] = [
     errors.PipelineDenied("lab", "no rule of this site is for ann"),
     errors.PartialError("city", "Rome"),
     errors.ParameterError(["x is missing", "y is unknown"]),
+    errors.EventsFull(["event 'go' cannot be kept: parameter set 0 has 1,000 events that were not taken"]),
     errors.JobExists("order-17"),
     errors.NotEnoughReplies(1, 2, ("train#1 at west: OSError: no signal",)),
     errors.DecodingError("op#1", "module 'm' is not loaded here"),

@@ -12,6 +12,7 @@ import msgspec
 from dfm_async.client.event_stream import EventStream, EventTooLarge, SentEvent
 from dfm_async.errors import (
     DfmError,
+    EventsFull,
     JobExists,
     JobNotFound,
     ParameterError,
@@ -154,6 +155,8 @@ class Connection:
                 if refusal.first is None:
                     return self.invalid(ValueError("no offset of the first event"))
                 return ResultsExpired(job_id, after + 1, refusal.first)
+            case "events", 429:
+                return EventsFull(refusal.problems)
             case "parameters", _:
                 return ParameterError(refusal.problems)
             case "pipeline", 422:

@@ -17,8 +17,8 @@ from dfm_async.engine import waits as do_wait
 from dfm_async.engine.frames import Answer, Batch, FrameLedger, IncomingSets, Row
 from dfm_async.engine.intake import Intake, LoggedErrors, Values, rebuild
 from dfm_async.engine.machine import JobMachine, Phase, StopOutcome
-from dfm_async.engine.waits import EVENTS_KEPT, WAITS_SHOWN, WaitEvent, WaitLedger, check_event, read_event
-from dfm_async.errors import DfmError, EncodingError, ParameterError, WorkerLost
+from dfm_async.engine.waits import WAITS_SHOWN, WaitEvent, WaitLedger, check_event, read_event
+from dfm_async.errors import DfmError, EncodingError, EventsFull, ParameterError, WorkerLost
 from dfm_async.model.checks import FINITE, is_number
 from dfm_async.model.events import EventSent, Failure, NoticeKind, WaitBegan, WaitEnded, WorkerNotice
 from dfm_async.model.ids import JobNumber
@@ -273,6 +273,7 @@ class Coordinator:
 
         Raises:
             ParameterError: the set does not take it.
+            EventsFull: it would take it later.
         """
         self.take_event(name, value, frame)
 
@@ -282,10 +283,11 @@ class Coordinator:
             raise ParameterError([f"job {self.record.job_id} takes no event {name!r}: it has ended, or is about to"])
         index = self._set_for(name, frame)
         found, value = read_event(name, value)
-        if self._waits.is_full(index):
-            kept = f"parameter set {index} has {EVENTS_KEPT:,} events that were not taken, which is the limit"
-            raise ParameterError([f"event {name!r} cannot be kept: {kept}"])
-        sent, log = wall_time(), self.record.log
+        log = self.record.log
+        full = self._waits.limit(index, name) or ("the log of the job is full: read its results" if log.full else None)
+        if full is not None:
+            raise EventsFull([f"event {name!r} cannot be kept: {full}"])
+        sent = wall_time()
         self.record.add(EventSent(log.end, (index,), name, found, sent), len(value))
         self._carry_out_waits(self._waits.send(index, name, value, sent))
         log.changed.notify()

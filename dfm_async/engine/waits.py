@@ -6,6 +6,7 @@ Times are numbers of seconds since 1970, so that a wait which is written to a st
 from __future__ import annotations
 
 import itertools
+import sys
 from collections import deque
 from collections.abc import Sequence
 from heapq import heappop, heappush
@@ -23,6 +24,8 @@ from dfm_async.planning.plan import Plan
 
 EVENTS_KEPT: Final = 1000
 """The largest number of events that are kept for a parameter set before a ``Wait`` takes them."""
+KEPT_BYTES: Final = 64_000_000
+"""The largest size of the events that are kept for all parameter sets of a job, taken or not."""
 EVENT_BYTES: Final = 64_000
 """The largest size of the value of an event, as JSON."""
 
@@ -117,6 +120,8 @@ class _Set(msgspec.Struct):
     events: dict[str, deque[tuple[float, str]]] = {}
     """For each name the events that were not taken: when each was sent, and its value."""
     kept: int = 0
+    size: int = 0
+    """The number of bytes of the values that are kept, also of events that were taken."""
 
 
 class WaitLedger:
@@ -129,10 +134,11 @@ class WaitLedger:
         keep: whether what is over is kept until its set is done, because the set may have to run again.
     """
 
-    __slots__ = ("_active", "_due", "_keep", "_sets")
+    __slots__ = ("_active", "_due", "_keep", "_sets", "_size")
 
     def __init__(self, *, keep: bool) -> None:
         self._keep = keep
+        self._size = 0
         self._sets: dict[int, _Set] = {}
         self._active: dict[tuple[int, str], dict[_Key, _Wait]] = {}
         """By parameter set and event, what waits in this run, in the order that it began."""
@@ -193,17 +199,22 @@ class WaitLedger:
     def send(self, index: int, event: str, value: str, now: float) -> Sequence[Effect]:
         """An event was sent to a parameter set. It is kept until something waits for it."""
         found = self._sets.setdefault(index, _Set())
-        found.events.setdefault(event, deque()).append((now, value))
-        found.kept += 1
+        self._add(found, event, value, now)
         for wait in self._active.get((index, event), {}).values():
             if wait.until is None or now <= wait.until:
                 return self._end(found, wait, self._take(found, event))
         return ()
 
-    def is_full(self, index: int) -> bool:
-        """Return whether a parameter set has as many events as are kept."""
+    def limit(self, index: int, event: str) -> str | None:
+        """Return why no further event can be kept for a parameter set; None if one can, or is taken at once."""
         found = self._sets.get(index)
-        return found is not None and found.kept >= EVENTS_KEPT
+        if not self._keep and self._active.get((index, event)):
+            return None
+        if found is not None and found.kept >= EVENTS_KEPT:
+            return f"parameter set {index} has {EVENTS_KEPT:,} events that were not taken, which is the limit"
+        if self._size >= KEPT_BYTES:
+            return f"the events of all parameter sets take {size_text(KEPT_BYTES)}, which is the limit"
+        return None
 
     def expire(self, now: float) -> Sequence[Effect]:
         """End what waits for a time that is over."""
@@ -218,6 +229,7 @@ class WaitLedger:
         """Note that a parameter set is done: what was sent to it and not taken is dropped."""
         found = self._sets.pop(index, None)
         if found is not None:
+            self._size -= found.size
             for event in {wait.event for wait in found.waits.values()}:
                 self._active.pop((index, event), None)
 
@@ -232,6 +244,7 @@ class WaitLedger:
     def clear(self) -> None:
         """Note that the job has ended."""
         self._sets.clear()
+        self._size = 0
         self._active.clear()
         self._due.clear()
 
@@ -241,8 +254,7 @@ class WaitLedger:
         """Take an event of the log of a set that runs again. They come in their order."""
         found = self._sets.setdefault(event.frame[0], _Set())
         if isinstance(event, EventSent):
-            found.events.setdefault(event.name, deque()).append((event.sent, write_json(event.value)))
-            found.kept += 1
+            self._add(found, event.name, write_json(event.value), event.sent)
         elif isinstance(event, WaitBegan):
             found.waits[event.node, event.frame] = _Wait(event.node, event.frame, event.name, event.until)
         else:
@@ -251,7 +263,16 @@ class WaitLedger:
                 wait.value = None if event.by == "time" else self._take(found, wait.event)
                 wait.over = True
 
-    # the end of waits
+    # the events of sets
+
+    def _add(self, found: _Set, event: str, value: str, sent: float) -> None:
+        found.events.setdefault(event, deque()).append((sent, value))
+        found.kept += 1
+        self._resize(found, sys.getsizeof(value))
+
+    def _resize(self, found: _Set, size: int) -> None:
+        found.size += size
+        self._size += size
 
     @staticmethod
     def _take(found: _Set, event: str) -> str:
@@ -278,6 +299,8 @@ class WaitLedger:
     def _forget(self, found: _Set, wait: _Wait) -> None:
         """Drop what is over, if its set does not run again."""
         if not self._keep:
+            if wait.value is not None:
+                self._resize(found, -sys.getsizeof(wait.value))
             found.waits.pop((wait.node, wait.frame), None)
             if not found.waits and not found.events:
                 self._sets.pop(wait.frame[0], None)

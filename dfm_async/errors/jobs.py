@@ -10,6 +10,7 @@ from dfm_async.errors.federations import WorkerLost
 from dfm_async.errors.pipelines import ParameterError
 
 __all__ = [
+    "EventsFull",
     "JobAborted",
     "JobExists",
     "JobFailed",
@@ -28,6 +29,11 @@ __all__ = [
 
 _NAMED: Final = 3
 """How many operations of a lost worker are named."""
+
+
+@public
+class EventsFull(ParameterError):
+    """A job takes no further event for now: too many were not taken, or its log is full. Nothing was stored."""
 
 
 @public

@@ -423,8 +423,8 @@ class Job(Shown, Generic[R_co]):
     async def send(self, name: str, value: Any = None, *, frame: int | None = None) -> None:
         """Send an event to a parameter set of the job: a ``Wait`` of the pipeline for that name takes it.
 
-        If nothing waits for it yet, it is kept: up to 1000 events for each parameter set. With a store, it is committed
-        on return.
+        If nothing waits for it yet, it is kept: up to 1000 events for each parameter set, and 64 MB for the job. With a
+        store, it is committed on return.
 
         Args:
             name: the name of the event.
@@ -432,8 +432,10 @@ class Job(Shown, Generic[R_co]):
             frame: the number of the parameter set; None if the job has exactly one.
 
         Raises:
+            EventsFull: too many events are kept, or the log of the job is full. Nothing was stored; try again when some
+                were taken, or results were read.
             ParameterError: the pipeline waits for no event of that name, the value does not fit, the parameter set is
-                done or has too many events, or the job has ended.
+                done, or the job has ended.
         """
         self._known()
         await self._steering.send_event(self._job_id, name, value, frame)

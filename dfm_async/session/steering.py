@@ -18,7 +18,7 @@ import msgspec
 from dfm_async.base.backoff import delays
 from dfm_async.base.signals import Signal
 from dfm_async.engine.jobs import JobControl, JobTable
-from dfm_async.errors import EncodingError, JobInterrupted, JobNotFound, ParameterError, StoreError
+from dfm_async.errors import EncodingError, EventsFull, JobInterrupted, JobNotFound, ParameterError, StoreError
 from dfm_async.model.status import JobStatus
 from dfm_async.session.parameters import ParameterSets
 from dfm_async.store.base import Request, Store
@@ -67,9 +67,10 @@ class Done(msgspec.Struct, frozen=True, tag="done"):
 
 
 class Refused(msgspec.Struct, frozen=True, tag="refused"):
-    """The request was not carried out, because of these problems."""
+    """The request was not carried out, because of these problems; ``full``: an event would be taken later."""
 
     problems: list[str]
+    full: bool = False
 
 
 Steer: TypeAlias = SendParams | SendEvent | StopInput | Cancel
@@ -104,12 +105,14 @@ class RemoteSteering:
 
         Raises:
             ParameterError: the set does not take it, or the job has ended.
+            EventsFull: the set would take it later.
             JobInterrupted: the owner has died before it took the event. It is not sent.
         """
         answer = await self._ask(job_id, SendEvent(name, value, frame), _MOST)
         if not isinstance(answer, Done):
             ended = f"job {job_id} takes no event {name!r}: it has ended"
-            raise ParameterError([ended] if answer is None else answer.problems)
+            refused = Refused([ended]) if answer is None else answer
+            raise (EventsFull if refused.full else ParameterError)(refused.problems)
 
     async def stop(self, job_id: str) -> None:
         """Declare that no further parameter set will come.
@@ -284,7 +287,7 @@ class OwnedJobs:
             try:
                 await coordinator.send_event(wanted.name, wanted.value, wanted.frame)  # does not wait: it runs here
             except ParameterError as error:
-                self._answer(request, Refused(list(error.problems)))
+                self._answer(request, Refused(list(error.problems), isinstance(error, EventsFull)))
                 return
             if coordinator.record.journal is not None:
                 coordinator.record.journal.flush()  # the event is in the store before the answer

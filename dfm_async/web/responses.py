@@ -12,6 +12,7 @@ from starlette.responses import Response
 
 from dfm_async.errors import (
     DfmError,
+    EventsFull,
     JobExists,
     JobInterrupted,
     JobNotFound,
@@ -103,6 +104,8 @@ def refusal_of(error: DfmError | Refusal) -> Refusal:
         case JobExists():  # nothing about the other job: it may belong to another principal
             message = f"the job id {error.job_id!r} belongs to a job with different content, or of another principal"
             return Refusal(409, "exists", message)
+        case EventsFull():
+            return Refusal(429, "events", "the job takes no further event for now", error.problems)
         case ParameterError():
             return Refusal(422, "parameters", "the parameters do not fit", error.problems)
         case PipelineError():

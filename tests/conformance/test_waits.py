@@ -27,6 +27,7 @@ from dfm_async import (
     Yield,
     collect,
 )
+from dfm_async.errors import EventsFull
 from dfm_async.events import EventSent, FailureHandled, FrameCompleted, WaitBegan, WaitEnded
 from tests.conftest import Connect
 from tests.support.waiting import first_event
@@ -142,6 +143,17 @@ async def test_what_the_sender_does_wrong_is_an_error_of_the_sender(connect: Con
         with pytest.raises(ParameterError, match="takes no event 'approval': it"):
             await job.send("approval", True)
         assert not [event async for event in job.events() if isinstance(event, Failure)]
+
+
+async def test_more_events_than_are_kept_are_refused(connect: Connect) -> None:
+    async with connect(fed) as session:
+        job = await session.execute(sums, {"numbers": []})
+        await asyncio.gather(*(job.send("more", number) for number in range(1000)))
+        with pytest.raises(EventsFull, match=r"'more' cannot be kept: parameter set 0 has 1,000 events"):
+            await job.send("more", 1)
+        await waiting(job, "each")
+        await job.send("each", 1)  # a statement takes it at once
+        await job.cancel()
 
 
 async def test_a_set_that_is_done_takes_no_event(connect: Connect) -> None:

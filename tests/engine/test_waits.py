@@ -9,7 +9,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dfm_async.engine.waits import EVENT_BYTES, EVENTS_KEPT, Begun, Effect, Over, Reply, WaitLedger, read_event
+from dfm_async.engine.waits import (
+    EVENT_BYTES,
+    EVENTS_KEPT,
+    KEPT_BYTES,
+    Begun,
+    Effect,
+    Over,
+    Reply,
+    WaitLedger,
+    read_event,
+)
 from dfm_async.errors import ParameterError
 from dfm_async.model.events import EventSent, WaitBegan, WaitEnded
 from dfm_async.model.json_data import read_json
@@ -105,12 +115,42 @@ def test_without_a_second_run_what_is_over_is_dropped() -> None:
 def test_a_set_has_a_limit_of_events() -> None:
     waits = ledger()
     for _ in range(EVENTS_KEPT):
-        assert not waits.is_full(0)
+        assert waits.limit(0, "go") is None
         waits.send(0, "go", "1", 1.0)
-    assert waits.is_full(0)
-    assert not waits.is_full(1)
+    assert waits.limit(0, "go") == "parameter set 0 has 1,000 events that were not taken, which is the limit"
+    assert waits.limit(1, "go") is None
     waits.begin(0, "Wait#1", A, "go", None, 2.0)
-    assert not waits.is_full(0)
+    assert waits.limit(0, "go") is None
+
+
+@pytest.mark.parametrize("keep", [False, True])
+def test_a_job_has_a_limit_of_bytes_of_events(keep: bool) -> None:
+    waits, value = WaitLedger(keep=keep), f'"{"x" * (EVENT_BYTES - 2)}"'
+    sent = 0
+    while (full := waits.limit(sent % 2, "go")) is None:
+        waits.send(sent % 2, "go", value, 1.0)
+        sent += 1
+    assert full == "the events of all parameter sets take 64 MB, which is the limit"
+    assert sent == KEPT_BYTES // EVENT_BYTES
+    assert waits.limit(2, "go") == full
+    waits.begin(0, "Wait#1", (2,), "go", None, 2.0)  # it waits: an event need not be kept
+    assert waits.limit(2, "go") == (full if keep else None)
+    waits.begin(0, "Wait#1", (0,), "go", None, 2.0)  # it takes one, which is kept if the set can run again
+    assert waits.limit(3, "go") == (full if keep else None)
+    waits.done(0)
+    assert waits.limit(3, "go") is None
+    while waits.limit(3, "go") is None:
+        waits.send(3, "go", value, 1.0)
+    waits.clear()
+    assert waits.limit(3, "go") is None
+
+
+def test_events_of_the_log_count_for_the_limit_of_bytes() -> None:
+    waits, value = ledger(), "x" * (EVENT_BYTES - 2)
+    for number in range(KEPT_BYTES // EVENT_BYTES):
+        assert waits.limit(number, "go") is None
+        waits.logged(EventSent(number, (number,), "go", value, 1.0))
+    assert waits.limit(0, "go") is not None
 
 
 @pytest.mark.parametrize(

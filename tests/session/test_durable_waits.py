@@ -27,7 +27,7 @@ from dfm_async import (
     collect,
 )
 from dfm_async.base.wall_clock import replace_wall_clock
-from dfm_async.errors import JobInterrupted
+from dfm_async.errors import EventsFull, JobInterrupted
 from dfm_async.events import EventSent, WaitBegan, WaitEnded, WorkerNotice
 from tests.support.postgres import PostgresServer
 from tests.support.sessions import SHORT
@@ -159,6 +159,17 @@ async def test_times_end_when_they_would_have_ended(place: str, url: str) -> Non
         job = await session.resume("timers")
         assert {result.place: result.value async for result in job} == {"slept": "slept", "fallback": 0}
         assert [event.by for event in await of_kind(job, WaitEnded)] == ["time", "time"]
+
+
+async def test_a_sender_in_another_session_learns_that_too_many_events_are_kept(store_url: str) -> None:
+    async with opened("inline", store_url) as session, opened("inline", store_url) as other:
+        job = await session.execute(two)
+        await asyncio.gather(*(job.send("second", number) for number in range(1000)))
+        found = await other.reattach(job.job_id)
+        with pytest.raises(EventsFull, match="has 1,000 events that were not taken, which is the limit"):
+            await found.send("second", 1000)
+        await found.send("first", 7)
+        assert (await job.first()).value == [7, 0]
 
 
 async def test_a_set_that_lost_its_worker_keeps_its_events(tmp_path: Path) -> None:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from typing import Any, Literal
 
 import pytest
 
-from dfm_async import Federation, JobStatus, ParameterError, Pipeline, Session, Wait, Yield
+from dfm_async import Federation, JobStatus, ParameterError, Pipeline, ResultLimits, Session, Wait, Yield
 from dfm_async.client import Client
-from dfm_async.errors import ServiceError
+from dfm_async.errors import EventsFull, ServiceError
 from dfm_async.web import AllowAnyone, Service
 from tests.web.rig import Server, Tokens, all_events, client_of, refusal, serving
 
@@ -68,6 +69,47 @@ async def test_events_are_sent_by_post() -> None:
         (sent, _) = [event.data for event in found if event.name == "event_sent"]
         assert (sent["name"], sent["value"], sent["frame"]) == ("approval/of it", True, [0])
         assert await refusal(server.client.post(f"{path}/choice", json={"value": "a"})) == (409, "ended")
+
+
+with Pipeline("texts") as texts:
+    Yield(Wait("text", str))
+
+TEXT = "x" * 60_000
+
+
+async def test_events_of_a_job_are_limited_in_bytes() -> None:
+    async with serving(new_service(pipelines={"texts": texts})) as server:
+        job_id = await server.submit("texts", [{}] * 300)  # the last 44 sets are not opened yet
+        job = await server.session.reattach(job_id)
+        number = 0
+        with contextlib.suppress(EventsFull):
+            for number in range(2000):
+                await job.send("text", TEXT, frame=256 + number % 44)
+        assert 1000 < number < 1100
+        path = f"/jobs/{job_id}/events/text"
+        assert await refusal(server.client.post(path, json={"value": TEXT, "frame": 299})) == (429, "events")
+        async with Client(str(server.client.base_url)) as client:
+            with pytest.raises(EventsFull, match="the events of all parameter sets take 64 MB, which is the limit"):
+                await client.send(job_id, "text", TEXT, frame=299)
+        await job.cancel()
+
+
+async def test_events_are_refused_while_nobody_reads_the_results() -> None:
+    async with serving(new_service(pipelines={"texts": texts})) as server:
+        job = await server.session.execute(texts, [{}] * 20, options=ResultLimits(max_items=10))
+        path = f"/jobs/{job.job_id}/events/text"
+        taken = 0
+        while (await server.client.post(path, json={"value": "x", "frame": taken})).status_code == 202:
+            taken += 1
+            assert taken < 20
+        assert await refusal(server.client.post(path, json={"value": "x", "frame": 19})) == (429, "events")
+        with pytest.raises(EventsFull, match="the log of the job is full: read its results"):
+            await job.send("text", "x", frame=19)
+        results = job.results()
+        for _ in range(taken):
+            await anext(results)
+        await job.send("text", "x", frame=19)
+        await job.cancel()
 
 
 async def test_only_who_may_send_to_a_job_may_send_events() -> None:

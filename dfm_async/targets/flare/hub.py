@@ -16,7 +16,15 @@ from dfm_async.engine.engine import Engine, starts_later
 from dfm_async.engine.jobs import JobTable
 from dfm_async.engine.machine import Phase
 from dfm_async.engine.run import Run
-from dfm_async.errors import DfmError, ParameterError, PipelineDenied, PipelineError, ResultsExpired, WorkerLost
+from dfm_async.errors import (
+    DfmError,
+    EventsFull,
+    ParameterError,
+    PipelineDenied,
+    PipelineError,
+    ResultsExpired,
+    WorkerLost,
+)
 from dfm_async.model.ids import Location
 from dfm_async.model.options import LocalOptions
 from dfm_async.model.status import JobStatus
@@ -471,12 +479,13 @@ class Hub:
         self._job_changed(job.job_id)
 
     def _send_event(self, app: Application, job: HubJob, message: fm.SendEvent) -> None:
-        problems: tuple[str, ...] = ()
+        taken = fm.EventTaken(job.job_id, message.request)
         try:
             job.coordinator.take_event(message.name, message.value, message.frame)
         except ParameterError as error:
-            problems = tuple(error.problems)
-        app.send(fm.EventTaken(job.job_id, message.request, problems))
+            full = isinstance(error, EventsFull)
+            taken = fm.EventTaken(job.job_id, message.request, tuple(error.problems), full)
+        app.send(taken)
 
     def _halt(self, _app: Application, job: HubJob, message: fm.Halt) -> None:
         if message.token in ("", job.submit.token):

@@ -401,10 +401,14 @@ class SendEvent(_OfJob, frozen=True, tag=153):
 
 
 class EventTaken(_OfJob, frozen=True, tag=154):
-    """Answers :class:`SendEvent`. ``problems``: why the event was not taken, if it was not."""
+    """Answers :class:`SendEvent`. ``problems``: why the event was not taken, if it was not.
+
+    ``full``: it would be taken later.
+    """
 
     request: int
     problems: tuple[str, ...] = ()
+    full: bool = False
 
 
 class Halt(_OfJob, frozen=True, tag=136):

@@ -20,7 +20,7 @@ from dfm_async.engine.intake import LoggedErrors
 from dfm_async.engine.machine import Phase, StopOutcome
 from dfm_async.engine.target import AlreadySubmitted
 from dfm_async.engine.waits import WAITS_SHOWN, WaitEvent
-from dfm_async.errors import DfmError, EncodingError, JobExists, ParameterError, QueueFull, ResultsExpired
+from dfm_async.errors import DfmError, EncodingError, EventsFull, JobExists, ParameterError, QueueFull, ResultsExpired
 from dfm_async.model.events import Event, Failure, FrameCompleted, Result, StatusChanged, WaitBegan, WaitEnded
 from dfm_async.model.ids import Frame, JobNumber
 from dfm_async.model.info import WaitInfo
@@ -171,6 +171,7 @@ class RemoteJob:
 
         Raises:
             ParameterError: the set does not take it.
+            EventsFull: it would take it later.
             DfmError: it cannot be sent.
         """
         if self.phase in (Phase.STOPPING, Phase.ENDED) or self.connection is None:
@@ -189,7 +190,7 @@ class RemoteJob:
             ended = f"it is not known whether event {name!r} was taken: job {self.record.job_id} has ended"
             raise self.record.cause if isinstance(self.record.cause, DfmError) else ParameterError([ended])
         if taken.problems:
-            raise ParameterError(list(taken.problems))
+            raise (EventsFull if taken.full else ParameterError)(list(taken.problems))
 
     def take_answer(self, message: fm.EventTaken) -> None:
         """Take the hub's answer to an event."""
