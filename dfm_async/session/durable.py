@@ -533,6 +533,7 @@ class DurableJobs:
         record.log.publish(stored.end)
         record.next_frame = stored.frames
         record.reopen()
+        record.sets, record.done = stored.frames, stored.frames - len(missing)
         self._attach(record)
         return LeftOver(record, history, rows, stored.frames, stored.stopped)
 

@@ -110,6 +110,23 @@ async def test_a_later_session_knows_what_the_session_of_a_job_knew(opens: Open,
         assert finished.reason is None
 
 
+async def test_cancelling_an_interrupted_job_keeps_its_counts(opens_inline: Open, store_path: Path) -> None:
+    async with opens_inline() as session:
+        job = await session.execute(inverses, sets(store_path, 1, 0, -1), job_id="x", concurrency=3)
+        async with job.events() as events:
+            while (job.info().done or 0) < 2:
+                await anext(events)
+    async with opens_inline() as session:
+        job = await session.reattach("x")
+        await job.cancel("enough")
+        info = job.info()
+        assert (info.status, info.reason, info.errors) == (JobStatus.ABORTED, "enough", 1)
+        assert (info.done, info.sets) == (2, 3)
+        assert session.infos() == [info]
+    async with opens_inline() as session:
+        assert (await session.reattach("x")).info() == info
+
+
 async def test_summary_of_a_job_equals_its_info(opens_inline: Open, store_path: Path) -> None:
     async with opens_inline(options=LocalOptions(keep_finished=0)) as session:
         job = await session.execute(inverses, sets(store_path, 1, 0), job_id="x")
