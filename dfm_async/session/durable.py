@@ -199,14 +199,22 @@ class DurableJobs:
         self._writing[record.job_id] = record
 
     async def delete(self, job_id: str) -> None:
-        """Delete a job that has ended.
+        """Delete a job that has ended. It is forgotten here as well if this is cancelled after it was deleted.
 
         Raises:
             JobNotFound: there is no such job.
             JobOwned: another process runs it.
         """
+        await completed(self._delete(job_id), hurry=asyncio.Task.cancel)
+
+    async def _delete(self, job_id: str) -> None:
         names = await self._checkpoints_of(job_id)
-        await self.store.delete(job_id)
+        try:
+            await self.store.delete(job_id)
+        except asyncio.CancelledError:
+            if await self.store.find(job_id) is not None:
+                raise
+        self._jobs.forget(job_id)
         for folder, name in names:
             await in_thread(lambda: checkpoints.delete(folder, name), "checkpoints")  # noqa: B023 - called at once
         self._listed = [stored for stored in self._listed if stored.job_id != job_id]
@@ -216,17 +224,21 @@ class DurableJobs:
     async def prune(self, before: float, status: JobStatus | None) -> int:
         """Delete the jobs that ended before a time, also their checkpoints; return their number."""
         count = 0
-        while pruned := await self.store.prune(before, status, _PAGE):
-            for stored in pruned:
-                for folder, name in self._checkpoints_in(stored):
-                    await in_thread(lambda: checkpoints.delete(folder, name), "checkpoints")  # noqa: B023 - called at once
-                self._jobs.forget(stored.job_id)
-            gone = {stored.job_id for stored in pruned}
-            self._listed = [stored for stored in self._listed if stored.job_id not in gone]
-            for deleted in self._reading:
-                deleted |= gone
-            count += len(pruned)
+        while pruned := await completed(self._prune_page(before, status)):  # what is deleted must be forgotten here
+            count += pruned
         return count
+
+    async def _prune_page(self, before: float, status: JobStatus | None) -> int:
+        pruned = await self.store.prune(before, status, _PAGE)
+        for stored in pruned:
+            for folder, name in self._checkpoints_in(stored):
+                await in_thread(lambda: checkpoints.delete(folder, name), "checkpoints")  # noqa: B023 - called at once
+            self._jobs.forget(stored.job_id)
+        gone = {stored.job_id for stored in pruned}
+        self._listed = [stored for stored in self._listed if stored.job_id not in gone]
+        for deleted in self._reading:
+            deleted |= gone
+        return len(pruned)
 
     async def keep_for(self, seconds: float) -> None:
         """Delete jobs that ended this long ago, until this is cancelled."""

@@ -749,7 +749,8 @@ class Session(DirectCalls):
             await self._durable.delete(job_id)
         elif self._jobs.find(job_id) is None:
             raise JobNotFound(job_id)
-        self._jobs.forget(job_id)
+        else:
+            self._jobs.forget(job_id)
         await self._target.forget(job_id)
 
     async def prune(self, older_than: float | timedelta, status: JobStatus | None = None) -> int:

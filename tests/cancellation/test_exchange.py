@@ -29,11 +29,6 @@ async def ends(executor: LauncherExecutor) -> None:
         await executor.finalize()
 
 
-@pytest.fixture(params=[1, 2, 3], ids=["once", "twice", "thrice"])
-def times(request: pytest.FixtureRequest) -> int:
-    return request.param  # type: ignore[no-any-return]
-
-
 @pytest.mark.usefixtures("nothing_remains")
 async def test_execute_cancelled_leaves_the_executor_usable(times: int) -> None:
     executor = new_executor()

@@ -6,37 +6,20 @@ Whatever was cancelled, the session goes on to work, every job that it or its st
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from dfm_async import Advise, DfmError, Federation, Job, JobAborted, JobStatus, Pipeline, PlaceParam, Session, Yield
-from dfm_async.errors import JobInterrupted
-from tests.cancellation.steps import LIMIT, Cuts, Outcome, cancelled_at, every_cut
+from dfm_async import Advise, DfmError, Federation, Job, JobStatus, Pipeline, PlaceParam, Session, Yield
+from tests.cancellation.rig import MOST, expected, fed, powers, site, square, tries, works
+from tests.cancellation.steps import LIMIT, Cuts, cancelled_at, every_cut
 from tests.conftest import TargetName
 from tests.support.pipelines import pipeline_of
 from tests.support.sessions import SHORT, all_values
 
 pytestmark = pytest.mark.timeout(100)
-
-MOST = 60
-"""At most so many suspensions of a call are tried; those that wait for a stream have more, which are alike."""
-
-fed = Federation("cancelled calls")
-site = fed.site("site")
-
-
-@site.operation
-async def square(x: int) -> int:
-    return x * x
-
-
-@site.operation
-def cube(x: int) -> int:
-    return x * x * x
 
 
 @site.operation
@@ -45,72 +28,12 @@ async def endless(x: int) -> int:
     return x
 
 
-with Pipeline("powers") as powers:
-    Yield(square(PlaceParam("x")), place="square")
-    Yield(cube(3), place="cube")
-
 with Pipeline("endless") as waits:
     Yield("begun", place="begun")
     Yield(endless(PlaceParam("x")), place="never")
 
 with Pipeline("advice", mode="discovery") as advice:
     square(Advise())
-
-
-@pytest.fixture(params=[False, True], ids=["memory", "store"])
-def store(request: pytest.FixtureRequest, store_url: str) -> str | None:
-    return store_url if request.param else None
-
-
-@pytest.fixture(params=[1, 2, 3], ids=["once", "twice", "thrice"])
-def times(request: pytest.FixtureRequest) -> int:
-    return request.param  # type: ignore[no-any-return]
-
-
-@pytest.fixture
-async def session(target: TargetName, store: str | None) -> AsyncIterator[Session]:
-    async with Session(fed, target=target, options=SHORT, store=store) as session:
-        await works(session)
-        yield session
-
-
-async def works(session: Session) -> None:
-    """The session runs jobs as if nothing had happened."""
-    async with asyncio.timeout(LIMIT):
-        assert sorted(await all_values(session, powers, {"x": 2})) == [4, 27]
-
-
-async def settles(session: Session) -> None:
-    """Every job that is known ends, or can be resumed."""
-    for job in session.jobs():
-        async with asyncio.timeout(LIMIT):
-            if not job.status.ended:
-                await job.cancel("the test is over")
-            with suppress(JobAborted, JobInterrupted):
-                await job
-        assert job.status.ended
-
-
-async def tries(session: Session, times: int, call: Callable[[int], Coroutine[Any, Any, Any]]) -> int:
-    """Cancels a call at every suspension, in one session. Returns how many calls were cancelled."""
-    count = 0
-    for number, cuts in enumerate(every_cut(times)):
-        outcome = await cancelled_at(call(number), cuts)
-        expected(outcome, cuts)
-        await works(session)
-        if not outcome.delivered or number == MOST:
-            break
-        count += 1
-    await settles(session)
-    return count
-
-
-def expected(outcome: Outcome, cuts: Cuts) -> None:
-    """A cancelled call was cancelled, or had just come to its end; it never swallows or replaces the cancellation."""
-    if outcome.error is not None:
-        raise AssertionError(f"cancelled at {cuts}: {outcome.error!r}") from outcome.error
-    if len(outcome.delivered) > 1:
-        assert outcome.cancelled, f"went on after it was cancelled at {cuts}"
 
 
 async def test_execute_cancelled_leaves_no_job_behind(session: Session, times: int, store: str | None) -> None:
