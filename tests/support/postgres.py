@@ -15,6 +15,8 @@ from typing import Any, Final
 
 import psycopg
 
+from tests.support.disks import mounted
+
 _ROOT: Final = "postgres"
 """Who runs the server if the tests run as root: it refuses to be root."""
 _SETTINGS: Final = {
@@ -87,6 +89,20 @@ class PostgresServer:
         name = f"test{next(_numbers)}"
         self.execute("postgres", f"CREATE DATABASE {name} STRATEGY wal_log")
         return name
+
+    @contextlib.contextmanager
+    def small_database(self, megabytes: int) -> Iterator[tuple[str, Path]]:
+        """Create a database on a file system of this size; return its URL, and the folder of the file system."""
+        disk, name = self.folder / "disk", self.new_database()
+        with mounted(disk, megabytes, owner=self._user.get("user")):
+            self.execute("postgres", f"CREATE TABLESPACE small LOCATION '{disk}'")
+            self.execute("postgres", f"ALTER DATABASE {name} SET TABLESPACE small")
+            try:
+                yield self.url(name), disk
+            finally:
+                self.execute("postgres", f"DROP DATABASE {name} WITH (FORCE)")
+                self.execute("postgres", "DROP TABLESPACE small")
+        disk.rmdir()
 
 
 @contextlib.contextmanager
