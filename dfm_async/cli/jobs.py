@@ -336,7 +336,7 @@ def _line(event: Event) -> str:
 
 def _summary(error: DfmError) -> str:
     """Return the message of an error without its remote traceback."""
-    text, traceback = str(error), getattr(error, "remote_traceback", "").rstrip()
+    text, traceback = str(error), error.remote_traceback.rstrip()
     return (text.removesuffix(traceback) if traceback else text).rstrip()
 
 

@@ -226,7 +226,7 @@ class _Delivery:
         if failure.place is None and self._callback(place) is None:
             self._logger.error("job %s: %s", self._job_id, error)
         name = error.type_name.rpartition(".")[2]
-        token = ErrorToken([ErrorInfo(name, error.message, getattr(error, "remote_traceback", ""))])
+        token = ErrorToken([ErrorInfo(name, error.message, error.remote_traceback)])
         self._send(failure.site, failure.node, Frame(failure.frame), place, token)
 
     def _callback(self, place: str) -> DfmCallback | None:

@@ -45,11 +45,20 @@ class DfmError(Shown, Exception):
         site: the site; empty if the error is not about a site.
         type_name: the qualified name of its type; for an operation that raised, of the original exception's.
         message: its text; for an operation that raised, the original exception's.
+        operation: the name of the operation; empty if the error is not about an operation.
+        frame: the execution that failed: the number of its parameter set, then those of its iterations; empty if the
+            error is not about a call.
+        attempt: the number of the attempt that failed, counted from 1; 0 if the error is not about a call.
+        remote_traceback: the traceback from the site, as text; empty if there is none.
     """
 
     _template: ClassVar[str] = ""
     node: str = ""
     site: str = ""
+    operation: str = ""
+    frame: tuple[int, ...] = ()
+    attempt: int = 0
+    remote_traceback: str = ""
     if TYPE_CHECKING:
         type_name: str
         message: str

@@ -15,6 +15,7 @@ C = TypeVar("C")
 E = TypeVar("E")
 R_co = TypeVar("R_co", covariant=True)
 V = TypeVar("V")
+V_co = TypeVar("V_co", covariant=True)
 F_co = TypeVar("F_co", covariant=True)
 A_contra = TypeVar("A_contra", contravariant=True)
 B_contra = TypeVar("B_contra", contravariant=True)
@@ -86,14 +87,14 @@ SiteChoice: TypeAlias = str | Named | BestOf | Advise
 """Where a call runs."""
 
 
-class Arguments(Generic[A, B, C, V]):
+class Arguments(Generic[A, B, C, V_co]):
     """The types of the first three positional parameters of an operation, ``Never`` for missing ones; of its value."""
 
 
-class Takes(Protocol[A, B, C, V]):
+class Takes(Protocol[A, B, C, V_co]):
     """An operation, by the types of its first parameters and of its value."""
 
-    def _takes(self) -> Arguments[A, B, C, V]: ...
+    def _takes(self) -> Arguments[A, B, C, V_co]: ...
 
 
 class TakesOne(Protocol[A_contra]):

@@ -6,12 +6,13 @@ from collections import deque
 from collections.abc import Iterable
 from typing import Any, Final, TypeAlias
 
+from dfm_async.errors import DfmError
 from dfm_async.model.events import Event, Failure, FrameCompleted, Result
 
 AHEAD: Final = 4
 """How many inputs may be ahead of the last value that was passed on, in multiples of the concurrency."""
 
-Finished: TypeAlias = tuple[int, Any, Exception | None]
+Finished: TypeAlias = tuple[int, Any, DfmError | None]
 """The index of an input, its value, and its error, if it has one."""
 
 
@@ -38,7 +39,7 @@ class MapWindow:
         self._sets: dict[int, range] = {}
         self._next_set = 0
         self._parts: dict[int, list[Result]] = {}
-        self._set_errors: dict[int, Exception] = {}
+        self._set_errors: dict[int, DfmError] = {}
         self._held: dict[int, Finished] = {}
         self._next = 0
 
@@ -61,7 +62,7 @@ class MapWindow:
         self._in_flight.update(indices)
         self.pulled += count
 
-    def reject(self, error: Exception) -> None:
+    def reject(self, error: DfmError) -> None:
         """Note that the next input was pulled, and cannot be sent."""
         self.pulled += 1
         self._finish((self.pulled - 1, None, error))

@@ -68,7 +68,7 @@ class ValueOrError(Generic[V]):
         return f"{type(self).__name__}({name}={key!r}, {what})"
 
 
-def _noted(error: Exception, index: int) -> Exception:
+def _noted(error: DfmError, index: int) -> DfmError:
     """Return the error of an input with a note that names it. That of a whole set is the error of several inputs."""
     if hasattr(error, "__notes__"):
         cause, error = error.__cause__, copy.copy(error)
@@ -87,8 +87,9 @@ class MapItem(ValueOrError[V]):
     """
 
     __slots__ = ("index",)
+    error: DfmError | None
 
-    def __init__(self, index: int, value: V, error: Exception | None) -> None:
+    def __init__(self, index: int, value: V, error: DfmError | None) -> None:
         super().__init__(value, error)
         self.index: int = index
 

@@ -19,7 +19,6 @@ from dfm_async import (
     JobFailed,
     JobStatus,
     Operation,
-    OperationFailed,
     Pipeline,
     PlaceParam,
     Repeat,
@@ -162,6 +161,7 @@ async def direct_calls(session: Session) -> None:
     assert_type(await session.call(ping, site=lab), str)
     assert_type(await session.call(anomaly, 17.0, site="lab", retry=RetryPolicy()), float)
     assert_type(await session.call(load, day="mon", deadline=2), list[float])
+    print(await session.call(anomaly, 17.0, retry=RetryPolicy()))
 
 
 async def maps(session: Session) -> None:
@@ -174,7 +174,7 @@ async def maps(session: Session) -> None:
     async for item in session.map(anomaly, [1.0], errors="yield", ordered=False):
         assert_type(item.index, int)
         assert_type(item.value, float)
-        assert_type(item.error, Exception | None)
+        assert_type(item.error, DfmError | None)
 
     async def inputs() -> AsyncIterator[float]:
         yield 1.0
@@ -230,10 +230,10 @@ async def failures(job: Job) -> None:
     try:
         await job
     except JobFailed as error:
-        print(error.errors[0].node, error.errors[0].type_name, error.errors[0].message)
-        for one in error.errors:
-            if isinstance(one, OperationFailed):
-                assert_type(one.attempt, int)
+        failed = error.errors[0]
+        print(failed.node, failed.type_name, failed.message, failed.operation, failed.remote_traceback)
+        assert_type(failed.frame, tuple[int, ...])
+        assert_type(failed.attempt, int)
 
 
 def operations_as_values() -> None:
