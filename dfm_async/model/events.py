@@ -20,10 +20,12 @@ if TYPE_CHECKING:
     from typing_extensions import TypeVar
 
     V_co = TypeVar("V_co", covariant=True, default=Any)
+    Item = TypeVar("Item", bound="Result", default="Result")
 else:
     from typing import TypeVar
 
     V_co = TypeVar("V_co", covariant=True)
+    Item = TypeVar("Item")
 
 Scalar: TypeAlias = bool | int | float | str
 """The value of a metric."""
@@ -259,14 +261,14 @@ Event: TypeAlias = (
 )
 
 
-class Results(Shown, list[Result]):
+class Results(Shown, list[Item]):
     """A list of results. It is a list in every way; notebooks show it as a table."""
 
     @overload
-    def __getitem__(self, at: SupportsIndex, /) -> Result: ...
+    def __getitem__(self, at: SupportsIndex, /) -> Item: ...
     @overload
-    def __getitem__(self, at: slice, /) -> Results: ...
-    def __getitem__(self, at: SupportsIndex | slice, /) -> Result | Results:
+    def __getitem__(self, at: slice, /) -> Results[Item]: ...
+    def __getitem__(self, at: SupportsIndex | slice, /) -> Item | Results[Item]:
         return Results(super().__getitem__(at)) if isinstance(at, slice) else super().__getitem__(at)
 
 

@@ -75,7 +75,8 @@ class Job(Shown, Generic[R_co]):
     and readers: cancelling a task that waits for it or reads it never cancels the job.
 
     For type checkers, ``Job[R]`` has results of the type ``R`` at the place ``"result"``: what the function of a
-    pipeline returns. Those of other places can be anything.
+    pipeline returns. Those of other places can be anything, and so can those of a loop over the job, which yields the
+    results of all places: ``async for result in job.results("result")`` has the type.
     """
 
     def __init__(
@@ -215,6 +216,15 @@ class Job(Shown, Generic[R_co]):
     @overload
     def results(
         self,
+        place: Literal["result"],
+        after: int | None = None,
+        ordered: bool = False,
+        *,
+        errors: Literal["yield"],
+    ) -> ResultStream[Result[R_co] | Failure]: ...
+    @overload
+    def results(
+        self,
         place: str | None = None,
         after: int | None = None,
         ordered: bool = False,
@@ -239,7 +249,7 @@ class Job(Shown, Generic[R_co]):
             after: begin after this offset.
             ordered: yield results in the order of their frames.
             errors: "raise" yields all successful results and then raises if the job failed; "yield" yields failures as
-                items.
+                items: one for each call that failed, or with ``place``, one for each result of it that does not come.
         """
         record = self._known()
         if errors not in ("raise", "yield"):
@@ -303,21 +313,32 @@ class Job(Shown, Generic[R_co]):
         return self._record is not None and self._record.activity is not None
 
     @overload
-    async def collect(self, errors: Literal["raise", "skip"] = "raise") -> Results: ...
+    async def collect(
+        self, place: Literal["result"], errors: Literal["raise", "skip"] = "raise"
+    ) -> Results[Result[R_co]]: ...
     @overload
-    async def collect(self, errors: Literal["yield"]) -> list[Result | Failure]: ...
-    async def collect(self, errors: Literal["raise", "skip", "yield"] = "raise") -> Any:
-        """Wait for the end, and return all results, as a list.
+    async def collect(self, place: Literal["result"], errors: Literal["yield"]) -> list[Result[R_co] | Failure]: ...
+    @overload
+    async def collect(self, place: str | None = None, errors: Literal["raise", "skip"] = "raise") -> Results: ...
+    @overload
+    async def collect(self, place: str | None = None, *, errors: Literal["yield"]) -> list[Result | Failure]: ...
+    @overload
+    async def collect(
+        self, place: str | None, errors: Literal["raise", "skip", "yield"]
+    ) -> Results | list[Result | Failure]: ...
+    async def collect(self, place: str | None = None, errors: Literal["raise", "skip", "yield"] = "raise") -> Any:
+        """Wait for the end, and return the results, as a list.
 
         Args:
+            place: only results of this place.
             errors: "raise" raises if the job failed; "skip" returns the successful results; "yield" returns failures as
-                items, in their order. An aborted or interrupted job raises in any case.
+                items, in their order, as :meth:`results` does. An aborted or interrupted job raises in any case.
         """
         if errors == "skip":
-            return Results([item async for item in self.results(errors="yield") if type(item) is Result])
+            return Results([item async for item in self.results(place, errors="yield") if type(item) is Result])
         if errors == "yield":
-            return [item async for item in self.results(errors="yield")]
-        return Results([result async for result in self.results(errors=errors)])
+            return [item async for item in self.results(place, errors="yield")]
+        return Results([result async for result in self.results(place, errors=errors)])
 
     async def failures(self) -> list[FailedSet]:
         """Wait for the end, and return the failed parameter sets, with their parameters and first errors.

@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, Generic, Literal, NoReturn, Self
 
+from dfm_async.errors import DecodingError
 from dfm_async.model.events import Event, Failure, FrameCompleted, Result
 from dfm_async.model.status import JobStatus
 from dfm_async.results.log import LogReader
@@ -92,7 +93,8 @@ class ResultStream(_Stream, Generic[Item_co]):
     """The results of a job, of one place or of all.
 
     With ``errors="raise"`` it yields all good results and then raises, if the job failed; with ``errors="yield"`` it
-    yields failures as items. An aborted job raises in both cases.
+    yields failures as items: one for each call that failed, or with a place, one for each result of it that does not
+    come. An aborted job raises in both cases.
     """
 
     _data_only = True
@@ -114,9 +116,15 @@ class ResultStream(_Stream, Generic[Item_co]):
 
     def _wanted(self, event: Event) -> bool:
         kind = type(event)
-        if kind is Result or (kind is Failure and self._failures):
+        if kind is Result:
             return self._place is None or event.place == self._place  # type: ignore[union-attr]
-        return False
+        return kind is Failure and self._failures and self._reports(event)  # type: ignore[arg-type] # it is one
+
+    def _reports(self, failure: Failure) -> bool:
+        """Return whether a failure is an item. Without a place, those that follow from others are not."""
+        if self._place is not None:
+            return failure.place == self._place
+        return failure.place is None or type(failure.error) is DecodingError  # of the result itself
 
     async def __anext__(self) -> Item_co:
         if self._closed:
@@ -137,12 +145,13 @@ class ResultStream(_Stream, Generic[Item_co]):
                     await self._end()
                 continue
             kind = type(event)
-            if (kind is Result or (failures and kind is Failure)) and (
-                place is None or event.place == place  # type: ignore[union-attr]
-            ):
-                return event  # type: ignore[return-value] # a Failure only if requested
+            if kind is Result and (place is None or event.place == place):  # type: ignore[union-attr]
+                return event  # type: ignore[return-value]
             if kind is Failure:
-                await self._check(event)  # type: ignore[arg-type] # it is one
+                if not failures:
+                    await self._check(event)  # type: ignore[arg-type] # it is one
+                elif self._reports(event):  # type: ignore[arg-type]
+                    return event  # type: ignore[return-value]
 
     async def _make_order(self, position: int) -> _Order:
         # A reader that begins in the middle waits only for the frames that were not done at that point.

@@ -193,6 +193,11 @@ class Job(Blocking[AsyncJob[R_co]], Generic[R_co]):
 
     @overload
     def results(
+        self, place: Literal["result"], after: int | None = None, ordered: bool = False, *, errors: Literal["yield"]
+    ) -> Stream[Result[R_co] | Failure]: ...
+
+    @overload
+    def results(
         self, place: str | None = None, after: int | None = None, ordered: bool = False, *, errors: Literal["yield"]
     ) -> Stream[Result | Failure]: ...
 
@@ -248,17 +253,30 @@ class Job(Blocking[AsyncJob[R_co]], Generic[R_co]):
         return self._call(lambda: self._async.watched)
 
     @overload
-    def collect(self, errors: Literal["raise", "skip"] = "raise") -> Results: ...
+    def collect(
+        self, place: Literal["result"], errors: Literal["raise", "skip"] = "raise"
+    ) -> Results[Result[R_co]]: ...
 
     @overload
-    def collect(self, errors: Literal["yield"]) -> list[Result | Failure]: ...
+    def collect(self, place: Literal["result"], errors: Literal["yield"]) -> list[Result[R_co] | Failure]: ...
 
-    def collect(self, errors: Literal["raise", "skip", "yield"] = "raise") -> Any:
-        """Wait for the end, and return all results, as a list.
+    @overload
+    def collect(self, place: str | None = None, errors: Literal["raise", "skip"] = "raise") -> Results: ...
+
+    @overload
+    def collect(self, place: str | None = None, *, errors: Literal["yield"]) -> list[Result | Failure]: ...
+
+    @overload
+    def collect(
+        self, place: str | None, errors: Literal["raise", "skip", "yield"]
+    ) -> Results | list[Result | Failure]: ...
+
+    def collect(self, place: str | None = None, errors: Literal["raise", "skip", "yield"] = "raise") -> Any:
+        """Wait for the end, and return the results, as a list.
 
         See :meth:`dfm_async.Job.collect`.
         """
-        return self._wait(self._async.collect(errors))
+        return self._wait(self._async.collect(place, errors))
 
     def failures(self) -> list[FailedSet]:
         """Wait for the end, and return the failed parameter sets, with their parameters and first errors.

@@ -94,13 +94,31 @@ async def test_dependants_of_a_failure_fail_and_the_rest_goes_on(session: Sessio
             inner = w.echo(bad, site="archive")
         Yield(collect(inner), place="loop")
     job = await session.execute(pipeline, [{"day": "mon"}, {"day": "tue"}])
-    items: list[Any] = [item async for item in job.results(errors="yield")]
+    items: list[Any] = [item async for item in job.events()]
     good = sorted((item.frame, item.place) for item in items if isinstance(item, Result))
     lost = sorted((item.frame, item.place) for item in items if isinstance(item, Failure) and item.place)
     roots = {id(item.error) for item in items if isinstance(item, Failure)}
     assert good == [((0,), "branch"), ((0,), "free"), ((0,), "loop"), ((0,), "needs"), ((1,), "free")]
     assert lost == [((1,), "branch"), ((1,), "loop"), ((1,), "needs")]
     assert len(roots) == 1
+
+
+async def test_failures_are_items_once_for_each_failed_call(session: Session) -> None:
+    """With a place, they are items once for each of its results that does not come."""
+    with Pipeline("once") as pipeline:
+        bad = w.fail_for(PlaceParam("day"), "tue")
+        Yield(w.echo(bad, site="desk"), place="near")
+        Yield(w.echo(bad, site="archive"), place="far")
+    job = await session.execute(pipeline, [{"day": "mon"}, {"day": "tue"}, {"day": "tue"}])
+    found = [item async for item in job.results(errors="yield", ordered=True) if isinstance(item, Failure)]
+    assert [(failure.frame, failure.place) for failure in found] == [((1,), None), ((2,), None)]
+    assert found == sorted(
+        (item for item in await job.collect(errors="yield") if isinstance(item, Failure)), key=lambda item: item.frame
+    )
+    missing = [item.place for item in await job.collect("far", errors="yield") if isinstance(item, Failure)]
+    assert missing == ["far", "far"]
+    assert [result.frame for result in await job.collect("near", errors="skip")] == [(0,)]
+    assert len([event async for event in job.events() if isinstance(event, Failure)]) == 6
 
 
 async def test_on_error_stop_ends_the_job_at_once(session: Session) -> None:
@@ -125,7 +143,7 @@ async def test_retries_until_it_works_and_then_not(session: Session) -> None:
     assert await first_value(session, pipeline, {"good": 3}) == 3
     with pytest.raises(JobFailed) as caught:
         await (await session.execute(pipeline, {"good": 4}))
-    assert caught.value.errors[0].attempt == 3  # type: ignore[attr-defined]
+    assert caught.value.errors[0].attempt == 3
 
 
 async def test_retry_policy_applies_only_to_its_exceptions(session: Session) -> None:

@@ -10,6 +10,7 @@ from typing import Any, cast
 import pytest
 
 from dfm_async import (
+    Failure,
     Federation,
     ForEach,
     If,
@@ -353,15 +354,15 @@ async def test_a_job_without_yields_needs_no_reader(session: Session) -> None:
 async def test_failures_are_bounded_by_the_log_too(session: Session) -> None:
     pipeline = yielding(lambda: surrogates("raise"))
     job = await session.execute(pipeline, [{}] * 1500, options=ResultLimits(max_items=100))
-    reader = job.results(errors="yield")
-    await anext(reader)
+    reader = job.events()
+    first = await anext(reader)
     while not job._known().log.full:
         await job._known().log.changed.wait()
     for _ in range(100):
         await asyncio.sleep(0)
     assert job._known().log.held < 100 + 3 * 300
-    count = 1 + len([item async for item in reader])
-    assert count == 3000
+    events = [first, *[event async for event in reader]]
+    assert sum(isinstance(event, Failure) for event in events) == 3000
 
 
 async def test_full_log_fails_the_job_with_overflow_fail(session: Session) -> None:

@@ -63,7 +63,7 @@ async def retried(session: Session, path: Path, params: Any) -> None:
         await job
     assert sorted(result.value for result in await job.collect(errors="skip")) == [0, 1, 2]
     kinds = [type(item) for item in await job.collect(errors="yield")]
-    assert (kinds.count(Result), kinds.count(Failure)) == (3, 6)
+    assert (kinds.count(Result), kinds.count(Failure)) == (3, 3)
     failures = await job.failures()
     assert described(failures) == [(n, n, "OperationFailed") for n in (1, 3, 5)]
     assert all(isinstance(found.error, OperationFailed) and "is odd" in str(found.error) for found in failures)

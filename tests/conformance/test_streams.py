@@ -108,7 +108,7 @@ async def test_a_generator_that_fails_fails_its_readers_because_of_it(session: S
         Yield(w.total(torn), place="total")
         Yield(w.total_of_stream(torn), place="stream")
     job = await session.execute(pipeline)
-    failures = [item async for item in job.results(errors="yield")]
+    failures = [item async for item in job.events()]
     assert {failure.place for failure in failures if isinstance(failure, Failure)} == {None, "total", "stream"}
     assert {failure.error.node for failure in failures if isinstance(failure, Failure)} == {"broken_stream#0"}
 

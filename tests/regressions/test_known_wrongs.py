@@ -168,7 +168,7 @@ async def test_a_value_that_cannot_be_sent_is_one_error_of_its_node(session: Ses
         Yield(w.echo(value, site="b"), place="three")
         Yield(w.echo(value, site="c"), place="four")
     job = await session.execute(pipeline)
-    failures = [item async for item in job.results(errors="yield") if isinstance(item, Failure)]
+    failures = [item async for item in job.events() if isinstance(item, Failure)]
     assert sorted(failure.place for failure in failures if failure.place) == ["four", "one", "three", "two"]
     assert len([failure for failure in failures if failure.place is None]) == 1
 
@@ -180,7 +180,7 @@ async def test_errors_that_meet_keep_their_types_and_tracebacks(session: Session
     """There, where two errors come together they become one, of another type and without a traceback."""
     pipeline = yielding(lambda: w.echo([w.misfit(7), w.no_such_thing("x")], site="c"))
     job = await session.execute(pipeline)
-    items = [item async for item in job.results(errors="yield")]
+    items = [item async for item in job.events()]
     with pytest.raises(JobFailed) as caught:
         await job
     errors = {error.operation: error for error in caught.value.errors if isinstance(error, OperationFailed)}

@@ -200,6 +200,14 @@ async def pipelines_of_functions(session: Session) -> None:
     assert_type((await job.first("result")).value, list[float])
     async for result in job.results("result", ordered=True):
         assert_type(result.value, list[float])
+    async for item in job.results("result", errors="yield"):
+        assert_type(item, Result[list[float]] | Failure)
+    assert_type(await job.collect("result"), Results[Result[list[float]]])
+    assert_type((await job.collect("result", errors="skip"))[0].value, list[float])
+    assert_type((await job.collect("result"))[:2], Results[Result[list[float]]])
+    assert_type(await job.collect("result", errors="yield"), list[Result[list[float]] | Failure])
+    plain: list[Result[list[float]]] = await job.collect("result")
+    print(plain)
     plan = await session.prepare(anomalies)
     assert_type(await session.execute(plan, {"day": "mon"}), Job[list[float]])
     assert_type(await session.execute(Pipeline("other")), Job)
@@ -209,6 +217,7 @@ async def jobs(session: Session, job: Job) -> None:
     assert_type(await job, JobStatus)
     assert_type(await job.first("warm"), Result)
     assert_type(await job.collect(), Results)
+    assert_type(await job.collect("warm"), Results)
     assert_type(await job.collect(errors="yield"), list[Result | Failure])
     async for result in job:
         assert_type(result, Result)

@@ -113,7 +113,8 @@ async def pipelines_of_functions(session: Session) -> None:
     text: str = await session.run(anomalies, "mon")  # type: ignore[arg-type]  # pyright: ignore[reportAssignmentType]
     job = await session.execute(anomalies, {"day": "mon"})
     number: int = (await job.first("result")).value  # type: ignore[assignment]  # pyright: ignore[reportAssignmentType]
-    print(text, number)
+    names: list[str] = (await job.collect("result"))[0].value  # type: ignore[assignment]  # pyright: ignore[reportAssignmentType]
+    print(text, number, names)
 
 
 async def jobs(job: Job) -> None:
