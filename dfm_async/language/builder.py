@@ -126,8 +126,6 @@ class Value:
 
     __slots__ = ("_builder", "_expression")
 
-    __array_ufunc__ = None  # numpy leaves operators to us, which refuse them
-
     def __init__(self, expression: ex.Expression, builder: Builder) -> None:
         self._expression = expression
         self._builder = builder
@@ -146,7 +144,7 @@ class Value:
 
     def __setattr__(self, name: str, value: Any) -> None:
         if not name.startswith("_"):
-            self._refuse(f"cannot be changed: {_IN_OPERATION}")
+            self._refuse(f"cannot be changed: {IN_OPERATION}")
         object.__setattr__(self, name, value)
 
     def _field(self, step: ex.Item | ex.Attribute) -> Value:
@@ -184,6 +182,17 @@ class Value:
 
     def __ge__(self, other: Any) -> Value:
         return self._compare(">=", other)
+
+    def __array_ufunc__(self, function: Any, method: str, *inputs: Any, **_options: Any) -> Value:
+        """Do what an operator does whose left side is a value of numpy, and refuse all functions of numpy."""
+        operator = _OF_NUMPY.get(function.__name__)
+        if operator is None or method != "__call__" or len(inputs) != 2 or isinstance(inputs[0], Value):
+            self._refuse(f"cannot be used in a calculation: {IN_OPERATION}")
+        left = inputs[0]
+        if getattr(left, "shape", None) == ():
+            left = left[()]  # the number itself
+        found: Value = getattr(self, operator)(left)
+        return found
 
     def _combine(self, op: Any, other: Any, *, swapped: bool = False) -> Value:
         sign = "&" if op == "and" else "|"
@@ -227,9 +236,21 @@ _ARITHMETIC: Final = (
     *("add", "sub", "mul", "truediv", "floordiv", "mod", "divmod", "pow", "matmul"),
     *("lshift", "rshift", "xor"),
 )
+_OF_NUMPY: Final = {
+    "equal": "__eq__",
+    "not_equal": "__ne__",
+    "less": "__gt__",
+    "less_equal": "__ge__",
+    "greater": "__lt__",
+    "greater_equal": "__le__",
+    "bitwise_and": "__rand__",
+    "bitwise_or": "__ror__",
+}
+"""The functions of numpy that stand for operators, and what does the same with the sides swapped."""
 _UNKNOWN: Final = "its value is known only when the pipeline runs. "
 _BY_OPERATION: Final = "Write an operation that does it, and call the operation with this value."
-_IN_OPERATION: Final = _UNKNOWN + _BY_OPERATION
+IN_OPERATION: Final = _UNKNOWN + _BY_OPERATION
+"""What to write instead of something that only a known value can do."""
 _CONDITIONS: Final = (
     "put each comparison in parentheses, such as (a > 1) & (b == 2). To combine numbers, sets or dicts, write an "
     "operation, and call it with this value."
@@ -238,31 +259,36 @@ _REFUSED: Final[dict[str, tuple[str, str]]] = {
     "has no value yet": (
         "__bool__",
         "it is known only when the pipeline runs. Use 'with If(...)' instead of 'if', &, |, ~ instead of and, or, not, "
-        "(a < b) & (b < c) instead of a < b < c, and (a == b) | (a == c) instead of a in [b, c]",
+        "(a < b) & (b < c) instead of a < b < c, and (a == b) | (a == c) instead of a in [b, c]. Instead of max, min "
+        "and sorted, write an operation.",
     ),
     "has no elements yet": ("__iter__ __reversed__ __next__", "use 'with ForEach(...) as element'"),
-    "has no length yet": ("__len__ __length_hint__", _IN_OPERATION),
+    "has no length yet": ("__len__ __length_hint__", IN_OPERATION),
     "cannot be formatted as text": (
         "__str__ __format__",
         _UNKNOWN + "Write an operation that builds the text, and call it with this value; repr() shows the name.",
     ),
-    "cannot be searched with 'in'": ("__contains__", _IN_OPERATION),
+    "cannot be searched with 'in'": ("__contains__", IN_OPERATION),
     "cannot be used in a calculation": (
         " ".join(f"__{name}__ __r{name}__" for name in _ARITHMETIC)
         + " __neg__ __pos__ __abs__ __round__ __floor__ __ceil__ __trunc__",
-        _IN_OPERATION,
+        IN_OPERATION,
     ),
     "cannot be converted": (
-        "__int__ __float__ __complex__ __index__ __bytes__ __fspath__ __buffer__ __array__",
-        _IN_OPERATION,
+        "__int__ __float__ __complex__ __bytes__ __fspath__ __buffer__ __array__ __array_function__",
+        IN_OPERATION,
+    ),
+    "cannot be used as an integer": (
+        "__index__",
+        f"{IN_OPERATION} Instead of a loop over range(count), use 'with Repeat(start, times=count) as current'.",
     ),
     "cannot be called": ("__call__", "only operations can. Call the method in an operation."),
     "cannot be awaited": (
         "__await__ __aiter__ __anext__",
         "a pipeline waits for values itself. Remove 'await' and 'async'.",
     ),
-    "cannot be entered by 'with'": ("__enter__ __exit__ __aenter__ __aexit__", _IN_OPERATION),
-    "cannot be changed": ("__setitem__ __delitem__ __delattr__", _IN_OPERATION),
+    "cannot be entered by 'with'": ("__enter__ __exit__ __aenter__ __aexit__", IN_OPERATION),
+    "cannot be changed": ("__setitem__ __delitem__ __delattr__", IN_OPERATION),
     "cannot be pickled": ("__reduce__ __reduce_ex__", "it is a part of a pipeline that is being built"),
 }
 """What Python can do with an object but not with a value that does not exist yet: methods, and an alternative."""

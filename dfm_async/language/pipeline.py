@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import itertools
 import os
+import re
 from contextvars import Token
 from pathlib import Path
 from types import TracebackType
@@ -14,8 +15,8 @@ import msgspec
 
 from dfm_async.base.containers import is_deeper
 from dfm_async.base.rendering import Shown, renderer
-from dfm_async.errors import PipelineError, Problem
-from dfm_async.language.builder import Builder, Mode
+from dfm_async.errors import PipelineError, PlaceholderError, Problem
+from dfm_async.language.builder import IN_OPERATION, Builder, Mode
 from dfm_async.language.current import building, current_builder
 from dfm_async.language.expressions import Constant, constant_data
 from dfm_async.language.statements import Statement, walk_statements
@@ -35,6 +36,7 @@ RESULT: Final = "result"
 """The place of the value that a pipeline function returns."""
 _DEEPEST: Final = 256
 """How deep the data of a pipeline may be nested: a hundred nested blocks fit, with their expressions."""
+_NAMES_A_VALUE: Final = re.compile(r"\b(_Block|Repeat|Cache)?Value\b")
 _MOST: Final = 100_000
 """How many statements may be read."""
 
@@ -153,6 +155,10 @@ class Pipeline(Shown, Generic[P, R_co]):
             if builder.unentered:
                 raise PipelineError(self.name, list(builder.unentered.values()))
             self.body = tuple(builder.blocks[0])
+        elif kind is TypeError and (found := _NAMES_A_VALUE.search(str(error))):  # of code that does not ask the value
+            raise PlaceholderError(
+                self.name, [Problem(str(error), f"{found[0]} is a placeholder, {IN_OPERATION}")]
+            ) from error
 
     if not TYPE_CHECKING:  # type checkers refuse a call themselves
 

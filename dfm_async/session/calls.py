@@ -425,6 +425,10 @@ class DirectCalls(ABC):
             raise ValueError(f"concurrency must be a whole number, 1 or more, not {concurrency!r}")
         if not iterables:
             raise TypeError("map needs at least one iterable; use session.call for one call")
+        for given in iterables:
+            if not isinstance(given, AsyncIterable | Iterable) and not hasattr(given, "__getitem__"):
+                hint = "use session.call for one call, and pass what is the same for all calls by name"
+                raise TypeError(f"map takes iterables of inputs, not {given!r}: {hint}")
         found, options = chosen(operation, "map", kwargs)
         constants = checked_constants(found, kwargs)
         count, width = len(iterables), FRAME_WINDOW if concurrency is None else concurrency

@@ -6,7 +6,7 @@ import asyncio
 import itertools
 from collections import deque
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any, Generic, Literal, NoReturn, Self
+from typing import TYPE_CHECKING, Any, Final, Generic, Literal, NoReturn, Self
 
 from dfm_async.errors import DecodingError
 from dfm_async.model.events import Event, Failure, FrameCompleted, Result
@@ -24,6 +24,14 @@ else:
     Item_co = TypeVar("Item_co", covariant=True)
 
 
+_LOOP: Final = "'async for item in ...', or '[item async for item in ...]' for a list"
+
+
+def _article(found: object) -> str:
+    name = type(found).__name__
+    return f"{'an' if name[0] in 'AEIO' else 'a'} {name}"
+
+
 class ClosableIterator:
     """An iterator with ``aclose()``, which ``async with`` calls."""
 
@@ -38,6 +46,14 @@ class ClosableIterator:
 
     async def aclose(self) -> None:
         """Release what the iterator holds. Safe to call more than once."""
+
+    if not TYPE_CHECKING:  # type checkers refuse them themselves
+
+        def __iter__(self) -> NoReturn:
+            raise TypeError(f"{_article(self)} is asynchronous: write {_LOOP}, or use a session of dfm_async.sync")
+
+        def __await__(self) -> NoReturn:
+            raise TypeError(f"{_article(self)} is an iterator and cannot be awaited: write {_LOOP}")
 
 
 class _Stream(ClosableIterator):

@@ -313,8 +313,13 @@ async def test_a_map_refuses_wrong_arguments(connect: Connect) -> None:
             session.map(anomaly, [1.0], base="x")
         with pytest.raises(ParameterError, match=r"parameter 'base': .* cannot be sent"):
             session.map(untyped, [1.0], base=lambda: 1)
-        with pytest.raises(TypeError, match="not iterable"):
+        with pytest.raises(TypeError, match=r"takes iterables of inputs, not 5: use session\.call"):
             session.map(anomaly, 5)  # type: ignore[call-overload]
+        for stream in (session.map(anomaly, [1.0]), session.each(anomaly, 1.0)):
+            with pytest.raises(TypeError, match=r"is asynchronous: write 'async for item in \.\.\.'"):
+                list(stream)  # type: ignore[call-overload]
+            with pytest.raises(TypeError, match=r"cannot be awaited: write 'async for item in \.\.\.'"):
+                await stream  # type: ignore[misc]
         with pytest.raises(ValueError, match="errors must be"):
             session.map(anomaly, [1.0], errors="skip")  # type: ignore[call-overload]
         with pytest.raises(ValueError, match="concurrency must be"):

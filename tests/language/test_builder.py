@@ -11,10 +11,12 @@ import decimal
 import fractions
 import inspect
 import io
+import json
 import math
 import os
 import pathlib
 import pickle
+import re
 import types
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -268,6 +270,9 @@ MISUSES: dict[str, Callable[[Any], object]] = {
     "add to a list": lambda v: [1] + v,  # noqa: RUF005 - the test is the point
     "add to an array": lambda v: numpy.arange(3) + v,
     "multiply with a number of numpy": lambda v: numpy.float64(2) * v,
+    "function of numpy": numpy.sqrt,
+    "function of several arrays": lambda v: numpy.concatenate([v, v]),
+    "mean": numpy.mean,
     "array": numpy.array,
     "multiply": lambda v: 2 * v,
     "power": lambda v: v**2,
@@ -316,6 +321,39 @@ def test_a_value_that_does_not_exist_yet_is_refused_where_it_is_needed(made: str
         if not (made in ("comparison", "negation") and name == "unpack"):  # they have no fields at all
             assert isinstance(caught.value, PlaceholderError), name
             assert isinstance(caught.value, TypeError), name
+
+
+@pytest.mark.parametrize("made", PLACEHOLDERS)
+@pytest.mark.parametrize("misuse", ["".join, json.dumps, sum], ids=["join", "json", "sum"])
+def test_code_that_needs_a_value_is_refused_with_a_hint(misuse: Callable[[Any], object], made: str) -> None:
+    with pytest.raises(PlaceholderError, match="Write an operation"), Pipeline("p"):
+        misuse([PLACEHOLDERS[made]()])
+
+
+def test_an_error_that_is_not_about_a_value_stays_what_it_is() -> None:
+    with pytest.raises(TypeError, match=r"^unsupported") as caught, Pipeline("p"):
+        Yield(1 + None)  # type: ignore[operator]
+    assert type(caught.value) is TypeError
+
+
+def test_hints_say_what_to_write_instead_of_range_and_max() -> None:
+    with Pipeline("p"):
+        with pytest.raises(PlaceholderError, match="with Repeat"):
+            range(PlaceParam("count"))
+        with pytest.raises(PlaceholderError, match="Instead of max, min and sorted, write an operation"):
+            max(load(), load())
+
+
+def test_a_number_of_numpy_is_compared_from_the_left() -> None:
+    with Pipeline("p") as pipeline:
+        Yield(numpy.float64(2) < PlaceParam("x"), place="less")
+        Yield(numpy.float64(2) >= PlaceParam("x"), place="greater")
+        Yield(numpy.float64(2) == PlaceParam("x"), place="equal")
+    assert re.findall(r"Yield\((.*), place", str(pipeline)) == [
+        "PlaceParam('x') > np.float64(2.0)",
+        "PlaceParam('x') <= np.float64(2.0)",
+        "PlaceParam('x') == np.float64(2.0)",
+    ]
 
 
 def test_every_special_method_of_python_works_or_is_refused() -> None:
