@@ -77,6 +77,12 @@ def bytes_text(size: int) -> str:
     return f"{size}B"
 
 
+def _short_text(size: int) -> str:
+    """Return a number of bytes with four digits."""
+    unit = next((unit for unit in ("TiB", "GiB", "MiB", "KiB") if size >= _UNITS[unit]), "B")
+    return f"{size / _UNITS[unit]:.4g}{unit}"
+
+
 class CallLimits(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """How many calls of an operation may run at a site, how often they start, and what each of them needs.
 
@@ -164,7 +170,7 @@ class SiteCapacity(msgspec.Struct, frozen=True, array_like=True):
         for name in SHARED:
             needed, there = getattr(limits, name), getattr(self, name)
             if there is not None and needed > there:
-                shown = (bytes_text(needed), bytes_text(there)) if name == "memory" else (needed, there)
+                shown = (_short_text(needed), _short_text(there)) if name == "memory" else (needed, there)
                 return f"needs {name}={shown[0]}, and the site has {shown[1]}. {_ADVICE[name]}"
         return None
 

@@ -34,7 +34,7 @@ from dfm_async.model.info import FailureInfo
 from dfm_async.model.replies import Replies, Reply
 from dfm_async.net import effects as fx
 from dfm_async.net import spec
-from dfm_async.net.program import PlaceCode, Program, ScopeCode, TransitionCode
+from dfm_async.net.program import PlaceCode, Program, ScopeCode, TransitionCode, fetch
 from dfm_async.net.tokens import ABSENT, OPEN, RELEASED, SKIPPED, Failed, Foreign, Found, Miss, StreamValue
 
 _TRACEBACK_LINES: Final = 60
@@ -915,12 +915,15 @@ def _traceback(error: BaseException) -> str:
 def _of_the_user(error: BaseException) -> TracebackType | None:
     """Return the traceback from where the user's code begins.
 
-    An error of the library from its own code has none: its message is sufficient.
+    An error of the library from its own code has none, nor has one of an expression: its message is sufficient.
     """
-    package, found = __name__.partition(".")[0], error.__traceback__
-    while found is not None and str(found.tb_frame.f_globals.get("__name__")).partition(".")[0] == package:
+    package, found, module = __name__.partition(".")[0], error.__traceback__, ""
+    while found is not None:
+        module = str(found.tb_frame.f_globals.get("__name__"))
+        if module.partition(".")[0] != package:
+            break
         found = found.tb_next
-    ours = isinstance(error, (DfmError, TimeoutError))  # such as a deadline that is exceeded
+    ours = isinstance(error, (DfmError, TimeoutError)) or module == fetch.__module__  # such as an exceeded deadline
     return error.__traceback__ if found is None and not ours else found
 
 

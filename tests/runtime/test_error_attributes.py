@@ -10,7 +10,19 @@ from typing import Any
 
 import pytest
 
-from dfm_async import DfmError, Failure, Federation, JobFailed, OperationFailed, ParameterError, RetryPolicy, Session
+from dfm_async import (
+    DfmError,
+    Failure,
+    Federation,
+    If,
+    JobFailed,
+    OperationFailed,
+    ParameterError,
+    Pipeline,
+    RetryPolicy,
+    Session,
+    Yield,
+)
 from dfm_async.errors import DecodingError
 from tests.conftest import Connect
 from tests.support.pipelines import yielding
@@ -115,6 +127,26 @@ async def test_tracebacks_begin_with_the_users_code(connect: Connect) -> None:
             lines = [line for line in error.remote_traceback.splitlines() if "File" in line]
             assert any("in helper" in line for line in lines), operation.name
             assert not any("/dfm_async/" in line for line in lines), error.remote_traceback
+
+
+@lab.operation
+def record() -> dict[str, int]:
+    return {"celsius": 20}
+
+
+async def test_errors_of_expressions_have_no_frames_of_the_library(connect: Connect) -> None:
+    with Pipeline() as pipeline:
+        Yield(record()["fahrenheit"], place="missing")
+        with If(record() > 1):  # type: ignore[operator]
+            Yield(1, place="compared")
+    async with connect(fed) as session:
+        with pytest.raises(JobFailed) as caught:
+            await (await session.execute(pipeline))
+    found = {error.remote_traceback for error in caught.value.errors}
+    assert found == {
+        "KeyError: 'fahrenheit'",
+        "TypeError: '>' not supported between instances of 'dict' and 'int'",
+    }
 
 
 @lab.operation(deadline=0.05)

@@ -148,6 +148,10 @@ def test_a_call_that_needs_more_than_there_is_is_refused() -> None:
         site.request(1, CallLimits(gpus=3))
     with pytest.raises(ValueError, match="needs memory=2KiB, and the site has 1000B"):
         site.request(1, CallLimits(memory=2048))
+    measured = SiteCapacity(memory=24_684_084 << 10)
+    assert (measured.lacks(CallLimits(memory=1 << 40)) or "").startswith(
+        "needs memory=1TiB, and the site has 23.54GiB."
+    )
 
 
 def test_a_call_that_waits_no_longer_frees_what_it_has_reserved() -> None:
