@@ -6,7 +6,7 @@ import inspect
 import re
 import typing
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Final
 
 from dfm_async.errors import PipelineError, Problem
 from dfm_async.language.builder import PlaceParam, Yield
@@ -63,17 +63,21 @@ def pipeline_of(function: Callable[..., Any], name: str | None = None) -> Pipeli
     except Exception:  # noqa: BLE001 - annotations can hold anything; one that cannot be read declares nothing
         hints = {}
     pipeline.types = {name: hint for name, hint in hints.items() if name in signature.parameters}
+    pipeline.returns = hints.get("return", Any)
     return pipeline
 
 
+_ARGS: Final = re.compile(r"^Args:\n((?:[ \t]+.*\n?|\n)+)", re.MULTILINE)
+
+
 def summary_text(description: str) -> str:
-    """Return what a docstring tells before the section ``Args:``."""
-    return re.split(r"^Args:$", description, maxsplit=1, flags=re.MULTILINE)[0].strip()
+    """Return a docstring without its section ``Args:``."""
+    return _ARGS.sub("", description).strip()
 
 
 def parameter_texts(description: str) -> dict[str, str]:
     """Return what the section ``Args:`` of a docstring tells about each parameter."""
-    section = re.search(r"^Args:\n((?:[ \t]+.*\n?|\n)+)", description, re.MULTILINE)
+    section = _ARGS.search(description)
     if section is None:
         return {}
     found = re.findall(r"^ {4}(\w+)(?: \([^)]*\))?: (.*(?:\n {5,}.*)*)", section[1], re.MULTILINE)

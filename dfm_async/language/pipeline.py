@@ -130,6 +130,8 @@ class Pipeline(Shown, Generic[P, R_co]):
         """The parameters of the function that it was made of, if it was."""
         self.types: dict[str, Any] = {}
         """The types that this function declares for them."""
+        self.returns: Any = Any
+        """The type that it declares for its result."""
         self.api_version = api_version
         if mode not in ("execute", "discovery"):
             raise ValueError(f"mode must be 'execute' or 'discovery', not {mode!r}")

@@ -72,6 +72,7 @@ def prepare(
     found, allowed = _analysed(pipeline, federation, homesite, restrict_to_sites)
     placed, cost = place(found, federation, homesite, allowed, lanes, Costs(federation, measured))
     uses = _check_types(found, federation)
+    _check_result(pipeline, found, federation)
     _check_defaults(found)
     if found.problems:
         raise PipelineError(pipeline.name, found.problems)
@@ -162,6 +163,23 @@ def _check_types(found: Structure, federation: Federation) -> tuple[ParameterUse
                     if wrong is not None:
                         found.report(spot, f"{name}: the default of PlaceParam({expression.name!r}): {wrong}")
     return tuple(uses)
+
+
+def _check_result(pipeline: Pipeline, found: Structure, federation: Federation) -> None:
+    """Check what the function of a pipeline returns against the type that it declares."""
+    for spot in found.spots.values() if pipeline.result is not None else ():
+        statement = spot.statement
+        if not isinstance(statement, YieldStatement) or statement.place != pipeline.result:
+            continue
+        if isinstance(statement.value, Constant):
+            _, wrong = validate(pipeline.returns, statement.value.value, convert=False)
+            conflict = wrong and f"the result: {wrong}"
+        elif isinstance(statement.value, (Ref, Parameter)):
+            conflict = type_conflict(statement.value, "the result", pipeline.returns, found, federation)
+        else:
+            conflict = None
+        if conflict is not None:
+            found.report(spot, conflict)
 
 
 def _check_fallback(spot: Spot, fallback: Constant, hint: Any, found: Structure) -> None:

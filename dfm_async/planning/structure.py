@@ -104,7 +104,7 @@ def analyse(pipeline: Pipeline) -> Structure:
         _check(spot, found)
         _check_steps(spot, found)
         _check_advice(spot, pipeline.mode == "discovery", found)
-    _check_names(found)
+    _find_defaults(found)
     _check_cycles(found)
     return found
 
@@ -276,18 +276,11 @@ def _check_seconds(given: ex.Expression | None, what: str, spot: Spot, found: St
         found.report(spot, f"{what} must be a number of seconds, not {given.value!r}")
 
 
-def _check_names(found: Structure) -> None:
-    places = {spot.statement.place for spot in found.spots.values() if isinstance(spot.statement, st.YieldStatement)}
-    uses: dict[str, None] = {}
+def _find_defaults(found: Structure) -> None:
     for spot in found.spots.values():
         for _, ref, _ in spot.references:
-            if isinstance(ref, ex.Parameter):
-                uses[ref.name] = None
-                if ref.default is not None:
-                    found.defaults.setdefault(ref.name, ref.default.value)
-    for name in (name for name in uses if name in places):
-        message = "has the same name as a place of Yield; rename one of them"
-        found.problems.append(Problem(f"PlaceParam({name!r})", message))
+            if isinstance(ref, ex.Parameter) and ref.default is not None:
+                found.defaults.setdefault(ref.name, ref.default.value)
 
 
 def _check_cycles(found: Structure) -> None:

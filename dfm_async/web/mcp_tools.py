@@ -11,6 +11,7 @@ from typing import Any, Final, TypeAlias
 import msgspec
 
 from dfm_async.base.tasks import completed
+from dfm_async.language.functions import summary_text
 from dfm_async.language.pipeline import Pipeline
 from dfm_async.model.events import Event, Failure, Progress, Result
 from dfm_async.model.info import JobInfo
@@ -238,7 +239,8 @@ def _tool(schema: PipelineSchema, pipeline: Pipeline, definitions: Mapping[str, 
     if used := _used(params, definitions):
         params["$defs"] = {name: definitions[name] for name in sorted(used)}
     title = pipeline.name if pipeline.name != schema.name else None
-    return PipelineTool(schema.name, title, pipeline.description or f"Run the pipeline {schema.name!r}.", params)
+    about = summary_text(pipeline.description) or f"Run the pipeline {schema.name!r}."
+    return PipelineTool(schema.name, title, about, params)
 
 
 def _used(schema: Schema, definitions: Mapping[str, Schema]) -> set[str]:

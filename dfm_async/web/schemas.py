@@ -12,7 +12,7 @@ from pydantic import TypeAdapter
 
 from dfm_async.federation.federation import Federation
 from dfm_async.language.expressions import Expression, Parameter, Ref, is_json
-from dfm_async.language.functions import parameter_texts
+from dfm_async.language.functions import parameter_texts, summary_text
 from dfm_async.language.pipeline import Pipeline
 from dfm_async.language.statements import CallStatement, CollectStatement, Statement, YieldStatement, walk_statements
 from dfm_async.planning.prepare import parameter_names, parameter_types
@@ -70,7 +70,7 @@ async def pipeline_schemas(session: Session, pipelines: Mapping[str, Pipeline], 
             pipelines[name].name,
             {
                 "type": "object",
-                **_described(pipelines[name].description),
+                **_described(summary_text(pipelines[name].description)),
                 "properties": {
                     param: _joined("allOf", found)
                     | _default(param, defaults)

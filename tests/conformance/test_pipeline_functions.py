@@ -84,6 +84,18 @@ async def test_run_returns_what_the_function_returns(connect: Connect) -> None:
         assert await session.run(counted, 3) == [0, 1, 2]
 
 
+async def test_parameters_and_places_may_have_the_same_names(connect: Connect) -> None:
+    @fed.pipeline
+    def level(value: float, result: float = 1.0) -> float:
+        Yield(anomaly(result, 0.5), place="value")
+        return anomaly(value, result)
+
+    async with connect(fed) as session:
+        assert await session.run(level, 3.0) == 2.0
+        job = await session.execute(level, {"value": 3.0, "result": 2.0})
+        assert {item.place: item.value for item in await job.collect()} == {"value": 1.5, "result": 1.0}
+
+
 async def test_a_pipeline_function_is_executed_as_any_pipeline(connect: Connect) -> None:
     async with connect(fed) as session:
         job = await session.execute(anomalies, [{"day": "mon"}, {"day": "tue", "base": 9.0}])

@@ -118,7 +118,7 @@ async def test_a_tool_has_the_signature_of_its_pipeline(mode: str) -> None:
             tool, other = (await client.list_tools()).tools
             schema = tool.input_schema
             assert (tool.name, other.name, other.title) == ("report", "plain", "Plain text")
-            assert (tool.description or "").startswith("Describe a station.")
+            assert tool.description == "Describe a station."
             assert schema["properties"]["days"] == {
                 "type": "integer",
                 "default": 7,

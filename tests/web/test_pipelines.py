@@ -144,6 +144,8 @@ async def test_the_document_describes_pipeline_functions() -> None:
 
         Args:
             x: the first one.
+
+        Both are numbers.
         """
         return double(x, y)  # type: ignore[no-any-return]
 
@@ -152,10 +154,11 @@ async def test_the_document_describes_pipeline_functions() -> None:
         document = (await server.client.get("/openapi.json")).json()
         validate(document)
         run = document["paths"]["/pipelines/pairs/jobs"]["post"]
-        assert run["description"].startswith("Make pairs.")
+        assert run["description"] == "Make pairs.\n\nBoth are numbers."
         params = run["requestBody"]["content"]["application/json"]["schema"]["allOf"][1]["properties"]["params"][
             "anyOf"
         ][0]
+        assert params["description"] == run["description"]
         assert list(params["properties"].items()) == [
             ("y", {"anyOf": [{"type": "integer"}, {"type": "null"}], "default": None}),
             ("x", {"type": "number", "default": 1.5, "description": "the first one."}),

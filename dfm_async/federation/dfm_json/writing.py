@@ -32,6 +32,11 @@ def write_pipeline(pipeline: Pipeline, federation: Federation) -> dict[str, Any]
     """Return a pipeline as data for DFM's JSON. A PipelineError lists everything that DFM cannot express."""
     problems = Problems()
     body = _Writer(pipeline, federation, problems).block(pipeline.body)
+    uses = set(_uses(pipeline))
+    for name in sorted(name for kind, name in uses if kind == "parameter" and ("place", name) in uses):
+        problems.report(
+            f"PlaceParam({name!r})", "has the same name as a place of Yield; in DFM they are the same place"
+        )
     try:
         problems.check(pipeline.name)
     except PipelineError as error:

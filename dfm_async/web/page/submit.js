@@ -111,7 +111,7 @@ export class Submit {
 
   #choose() {
     const { params } = this.#pipelines.find(({ name }) => name === this.choice.value);
-    this.about.textContent = (params.description ?? "").split(/^Args:$/m)[0].trim();  // the fields show the rest
+    this.about.textContent = params.description ?? "";
     this.about.hidden = !this.about.textContent;
     this.#fields = Object.entries(params.properties).map(([name, schema]) => new Field(name, plainly(schema, this.#definitions), params.required.includes(name)));
     this.fields.replaceChildren(...this.#fields.map(field => field.label));

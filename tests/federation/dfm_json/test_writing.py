@@ -211,7 +211,7 @@ def test_everything_that_dfm_cannot_express_is_reported_at_once() -> None:
         with If(PlaceParam("p") > 3) as branch:
             Yield(first > 3)
         with branch.otherwise():
-            Yield(second[True], place="other")
+            Yield(second[True], place="p")
         with TryFromCache(key="k", site="alpha") as cached:
             cached.store(5)
         GreetMe(name="x", greeting="y")
@@ -244,6 +244,7 @@ def test_everything_that_dfm_cannot_express_is_reported_at_once() -> None:
         ("Yield#13", "the key 1 is not a string"),
         ("Yield#14", "PlaceParam('q').x"),
         ("Yield#15", "n0._private"),
+        ("PlaceParam('p')", "same name as a place"),
     ]
     assert len(found) == len(expected), found
     for text, (label, part) in zip(found, expected, strict=True):
