@@ -6,14 +6,16 @@ import asyncio
 import contextlib
 import functools
 import logging
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection, Coroutine, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, Final
 
 import msgspec
 
+from dfm_async.base.backoff import delays
 from dfm_async.base.containers import BoundedDict
+from dfm_async.base.signals import Signal
 from dfm_async.base.tasks import completed, in_thread
 from dfm_async.base.wall_clock import wall_time
 from dfm_async.engine.frames import Row
@@ -38,10 +40,16 @@ _PLANS: Final = 128
 _PAGE: Final = 100
 """How many jobs of the store are read at once."""
 
+_UNSEEN: Final = 1000
+"""How many jobs of other processes are noted to be read; if there are more, all that are active are read."""
+_FIRST_PAUSE: Final = 0.05
+_LONGEST_PAUSE: Final = 5.0
+"""The number of seconds until they are read again after an error, at first and at most."""
 _PRUNE_FIRST: Final = 1.0
 _PRUNE_LAST: Final = 3600.0
 """The smallest and the largest number of seconds between two deletions of old jobs."""
 _spec: Final = msgspec.msgpack.Decoder(JobSpec)
+_ACTIVE: Final = JobFilter(status=JobStatus.RUNNING)
 _RESTORE: Final = "Restore the file from a copy, or forget the job"
 _UNREADABLE: Final = Plan(
     pipeline=None, federation="", api_version="", homesite="", locations=(), nets=(), params=(), uses=(), nodes=()
@@ -89,6 +97,9 @@ class DurableJobs:
         self._plan = functools.lru_cache(_PLANS)(Plan.from_json)
         self._plan_of: BoundedDict[str, bytes] = BoundedDict(_PLANS)
         self._followed: dict[int, dict[str, JobRecord]] = {}
+        self._unseen: set[str] | None = set()
+        self._signal = Signal()
+        self._watching = False
         self.codec = Codec.for_store()
         """Encodes values for the store."""
         self.remote = RemoteSteering(store)
@@ -110,7 +121,7 @@ class DurableJobs:
         store = self.store
         store.on_commit, store.on_fenced, store.on_error = self._committed, self._fenced, self._failed
         store.on_gap, store.on_interrupted = self._stop_writing, self.interrupted.set
-        store.on_request, store.on_lost = self._requested, self._check_owned
+        store.on_request, store.on_lost, store.on_change = self._requested, self._check_owned, self._changed
         await store.open()
         try:
             yield
@@ -135,6 +146,16 @@ class DurableJobs:
                 record.written(end)
                 if record.status.ended:
                     del self._writing[job_id]
+
+    def _changed(self, jobs: Collection[str] | None) -> None:
+        """Note jobs that other processes have changed, if somebody watches all jobs; None: any of them."""
+        if not self._jobs.changes.readers:
+            return
+        if jobs is None or (self._unseen is not None and len(self._unseen) >= _UNSEEN):
+            self._unseen = None
+        elif self._unseen is not None:
+            self._unseen.update(jobs)
+        self._signal.notify()
 
     def _check_owned(self) -> None:
         """Write all jobs that run here, without a change: those that another process has taken over are fenced."""
@@ -331,8 +352,47 @@ class DurableJobs:
         for stored in self._listed:
             known = self._jobs.find(stored.job_id)
             if _runs_elsewhere(stored) or (known is not None and known.journal is None):
-                with contextlib.suppress(StoreError):  # a damaged job is listed as such
-                    await self._know(stored)
+                self._show(stored)
+
+    def watch(self) -> None:
+        """Show the watchers of all jobs the active ones of other processes."""
+        if not self._watching:
+            self._watching = True
+            self._spawn(self._show_unseen())
+        self._changed(None)
+
+    async def _show_unseen(self) -> None:
+        """Make the jobs known that other processes have changed, until this is cancelled."""
+        pauses = delays(_FIRST_PAUSE, _LONGEST_PAUSE)
+        while True:
+            await self._signal.wait_until(lambda: self._unseen is None or self._unseen)
+            unseen, self._unseen = self._unseen, set()
+            try:
+                if unseen is None:
+                    await self._show_active()
+                for job_id in unseen or ():
+                    if self._is_unseen(job_id) and (stored := await self.store.find(job_id)) is not None:
+                        self._show(stored)
+            except StoreError as error:
+                _log.warning("jobs of other processes cannot be read: %s", error)
+                self._unseen = None
+                await asyncio.sleep(next(pauses))
+            else:
+                pauses = delays(_FIRST_PAUSE, _LONGEST_PAUSE)
+
+    def _is_unseen(self, job_id: str) -> bool:
+        known = self._known(job_id)
+        if known is not None and (known.journal is not None or known.status.terminal):
+            return False
+        return not any(job_id in records for records in self._followed.values())
+
+    async def _show_active(self) -> None:
+        before: Position | None = None
+        while page := await self.store.jobs(_ACTIVE, before=before, limit=_PAGE):
+            for stored in page:
+                if _runs_elsewhere(stored):
+                    self._show(stored)
+            before = page[-1].created, page[-1].job_id
 
     def listed(self) -> list[JobRecord]:
         """Return the jobs of the store that are not among those of the session."""
@@ -385,9 +445,13 @@ class DurableJobs:
         stored = await self.store.find(job_id)
         if stored is None:
             return known
-        return await self._know(stored)
+        return self._know(stored)
 
-    async def _know(self, stored: StoredJob) -> JobRecord:
+    def _show(self, stored: StoredJob) -> None:
+        with contextlib.suppress(StoreError):  # a damaged job is listed as such
+            self._know(stored)
+
+    def _know(self, stored: StoredJob) -> JobRecord:
         record = self._known(stored.job_id)
         if record is None:
             record = self._build(stored)
@@ -441,11 +505,14 @@ class DurableJobs:
             status, reason = JobStatus.INTERRUPTED, record.reason
         if status is JobStatus.FAILED:
             record.loader = functools.partial(self._load_errors, record)
+        counts = record.sets, record.done, record.error_count
         record.next_frame = record.sets = stored.frames
         record.done = stored.frames if stored.done is None and status is JobStatus.FINISHED else stored.done
         record.finished, record.error_count = stored.finished, stored.errors or 0
         record.open_elsewhere = _runs_elsewhere(stored) and not stored.stopped
         record.follow(status, reason, stored.end)
+        if counts != (record.sets, record.done, record.error_count):
+            record.changed()
         self._jobs.ended_elsewhere(record)
 
     async def _load_errors(self, record: JobRecord) -> None:
@@ -466,7 +533,10 @@ class DurableJobs:
                 alive = True
                 while alive and records:
                     alive = await follower.changed()
+                    changed = follower.jobs() if alive else None
                     for record in list(records.values()):
+                        if changed is not None and record.job_id not in changed:
+                            continue
                         owner = await self._catch_up(record)
                         if record.status.ended or record.journal is not None:
                             records.pop(record.job_id, None)
@@ -532,7 +602,7 @@ class DurableJobs:
         stored = found if found.status.terminal else await self.store.take_over(job_id)
         self.check_resumable(job_id, stored.status)
         try:
-            record = await self._know(stored)
+            record = self._know(stored)
             history = await read_history(self.store, job_id, record.plan, ERRORS_KEPT)
             missing = [index for index in range(stored.frames) if index not in history.done]
             packed = await self.store.params(job_id, missing)

@@ -714,12 +714,18 @@ class Session(DirectCalls):
         new state. The iterator yields states, not a history: changes that occur faster than they are read, or than the
         interval, are coalesced. It ends with the session.
 
+        With a store, the active jobs of other processes are among them, and follow those of the session. If the store
+        is in PostgreSQL, so are jobs that other processes submit later.
+
         Args:
             interval: the smallest number of seconds between items of one job.
             active: whether to begin only with the jobs that have not ended.
         """
         self._supervisor.check_open()
-        return JobWatch(self._jobs, self._jobs.changes.reader(interval), self._infos(active=active))
+        watch = JobWatch(self._jobs, self._jobs.changes.reader(interval), self._infos(active=active))
+        if self._durable is not None:
+            self._durable.watch()
+        return watch
 
     def health(self, interval: float = 1.0) -> SiteWatch:
         """Return an iterator over the state of the workers of all sites: first the current state, then each change.

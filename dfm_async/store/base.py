@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import Final, Protocol, TypeAlias
 
@@ -143,6 +143,9 @@ class Follower(Protocol):
             True while more may come; False when the owner has ended, and everything it wrote can be read.
         """
 
+    def jobs(self) -> Collection[str] | None:
+        """Return the ids of the jobs that were changed since the last call; None: any of them may have been."""
+
 
 class Store(Protocol):
     """Keeps jobs. All methods are called on the loop that opened it.
@@ -165,6 +168,8 @@ class Store(Protocol):
         on_lost: is called when another store may have taken over jobs of this one, because it seemed dead. Writing one
             shows which: ``on_fenced``.
         on_request: is called when others may have stored requests for jobs of this store.
+        on_change: is called when another store has committed, with the ids of the jobs that it has changed; None: any
+            may have changed. Stores that cannot notify of commits of stores that they do not follow need not call it.
     """
 
     path: str
@@ -178,6 +183,7 @@ class Store(Protocol):
     on_interrupted: Callable[[], None] | None
     on_lost: Callable[[], None] | None
     on_request: Callable[[], None] | None
+    on_change: Callable[[Collection[str] | None], None] | None
 
     def claim_service(self) -> bool:
         """Reserve the store for a web service until it is closed; False if another one has reserved it."""

@@ -7,7 +7,7 @@ import contextlib
 import inspect
 import logging
 import threading
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
 from typing import Any, Final
 
 from dfm_async.base.signals import Outcome, Signal
@@ -303,6 +303,7 @@ class GroupCommitStore:
         self.on_interrupted: Callable[[], None] | None = None
         self.on_lost: Callable[[], None] | None = None
         self.on_request: Callable[[], None] | None = None
+        self.on_change: Callable[[Collection[str] | None], None] | None = None
         self._writer_: Writer | None = None
         self._creating: dict[str, Command] = {}
 

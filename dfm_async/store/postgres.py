@@ -7,7 +7,7 @@ Two mechanisms decide which process may write a job:
 - *Leases.* An open store renews its lease several times per period. Once a lease has expired, because the process has
   ended, is stopped, or has no connection, the jobs of the store are interrupted, and others can take them over.
 
-Every commit notifies the other stores, which show what it has written.
+Every commit notifies the other stores of the jobs that it has changed, and they show what it has written.
 
 A commit whose connection breaks is repeated on another connection. It may have succeeded nevertheless, so every batch
 has a number, which its transaction writes: nothing is written twice.
@@ -22,7 +22,7 @@ import itertools
 import logging
 import os
 import re
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 from pathlib import Path
@@ -56,6 +56,8 @@ _LONGEST_PAUSE: Final = 1.0
 """The number of seconds between two attempts to connect, at first and at most."""
 _RENEWALS: Final = 4
 """How often a lease is renewed per period."""
+_CHANGED: Final = 1000
+"""The number of changed jobs whose ids a follower keeps; if there are more, any may have changed."""
 _NAME: Final = re.compile(r"[a-z_][a-z0-9_]{0,62}")
 
 _ADVICE: Final[tuple[tuple[type[psycopg.Error], str, str], ...]] = (
@@ -207,6 +209,7 @@ class PostgresStore(GroupCommitStore):
                         follower.notify()
                     self._call(self.on_request)
                     self._call(self.on_lost)
+                    self._call(self.on_change, None)
                     dead: set[int] = set()
                     while True:
                         await ownership.renew(connection)
@@ -230,13 +233,17 @@ class PostgresStore(GroupCommitStore):
 
     def _notified(self, payload: str) -> None:
         fence, _, what = payload.partition(" ")
+        what, _, changed = what.partition(" ")
         if fence == str(self.fence) and what in ("request", "lost"):
             self._call(self.on_request if what == "request" else self.on_lost)
         if what == "request":
             return
+        jobs = queries.jobs_of(changed)
         for follower in self._followers:
             if str(follower.fence) == fence:
-                follower.notify(ended=what == "end")
+                follower.notify(jobs, ended=what == "end")
+        if what == "commit" and fence != str(self.fence):
+            self._call(self.on_change, jobs)
 
     def _notify_followers(self) -> None:
         """Do nothing: the transaction has notified them."""
@@ -416,12 +423,17 @@ class _Follower:
         self._seconds_left = seconds_left
         self._expires = 0.0
         self._changed = True
+        self._jobs: set[str] | None = None
         self._ended = False
         self._signal = Signal()
 
-    def notify(self, *, ended: bool = False) -> None:
-        """Note that something was committed, or that the owner has ended."""
+    def notify(self, jobs: Collection[str] | None = None, *, ended: bool = False) -> None:
+        """Note that jobs were changed, None: any of them; or that the owner has ended."""
         self._changed = True
+        if jobs is None or (self._jobs is not None and len(self._jobs) >= _CHANGED):
+            self._jobs = None
+        elif self._jobs is not None:
+            self._jobs.update(jobs)
         self._ended = self._ended or ended
         self._signal.notify()
 
@@ -439,6 +451,11 @@ class _Follower:
                 await self.check()
         self._changed = False
         return not self._ended
+
+    def jobs(self) -> Collection[str] | None:
+        """Return the jobs that were changed since the last call; None: any of them may have been."""
+        jobs, self._jobs = self._jobs, set()
+        return jobs
 
 
 def _is_outage(error: psycopg.Error) -> bool:

@@ -13,9 +13,10 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Final, TypeAlias
 
+import msgspec
 from psycopg import AsyncConnection, Error
 
 from dfm_async.errors import JobNotFound, JobOwned, StoreError
@@ -48,6 +49,8 @@ _CHUNK: Final = 16 << 20
 """About the number of bytes that one statement inserts."""
 _PAGE: Final = 1000
 """How many rows one read examines at most."""
+_PAYLOAD: Final = 7900
+"""The number of bytes of jobs in a notification. PostgreSQL refuses payloads of 8000 bytes."""
 
 _ALIVE: Final = "coalesce(owners.seen + make_interval(secs => owners.lease) > clock_timestamp(), false)"
 _LEFT: Final = "SELECT extract(epoch FROM seen - clock_timestamp()) + lease FROM owners WHERE fence = %s"
@@ -257,6 +260,20 @@ async def _version(connection: Connection, schema: str, path: str) -> int | None
     return version
 
 
+def _payload(jobs: Iterable[str]) -> str:
+    """Return the ids of jobs for a notification; empty if they are too large for one."""
+    data = msgspec.json.encode(list(jobs))
+    return data.decode() if len(data) <= _PAYLOAD else ""
+
+
+def jobs_of(payload: str) -> list[str] | None:
+    """Return the ids of jobs from a notification; None if it has none."""
+    try:
+        return msgspec.json.decode(payload, type=list[str])
+    except ValueError:
+        return None
+
+
 async def _row(connection: Connection, query: str, arguments: Sequence[Any]) -> tuple[Any, ...] | None:
     return await (await connection.execute(query.encode(), arguments)).fetchone()
 
@@ -334,7 +351,7 @@ class Ownership:
         for command in batch.commands:
             await command.run_async(connection, done.ends)
         if done.ends:
-            await self._notify(connection, "commit")
+            await self._notify(connection, f"commit {_payload(done.ends)}")
         await connection.execute("COMMIT")
 
     async def _write(self, connection: Connection, batch: Batch, about: set[str], done: Committed) -> None:

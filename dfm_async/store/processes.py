@@ -354,6 +354,9 @@ class CommitFollower:
             await self._released()
         return False
 
+    def jobs(self) -> None:
+        """Return None: any job of the owner may have been changed."""
+
     async def _released(self) -> None:
         """Wait for the lock: a process that is killed may lose its connections a moment before its locks."""
 

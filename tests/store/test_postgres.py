@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 import signal
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Collection, Iterator
 from pathlib import Path
 
 import psycopg
@@ -20,6 +20,7 @@ from tests.store.backends import LEASE, PostgresBackend
 from tests.store.helpers import Child, entry, everything, found, new_job, row
 from tests.support.postgres import PostgresServer, running_server
 from tests.support.processes import ROOT, run_python
+from tests.support.waiting import PROMPT
 
 
 @pytest.fixture
@@ -189,6 +190,36 @@ async def test_a_lease_is_renewed_while_nothing_is_written(backend: PostgresBack
     finally:
         await other.close()
     assert (await found(store)).status is JobStatus.INTERRUPTED
+
+
+# notifications
+
+
+async def test_other_stores_are_notified_of_the_jobs_of_every_commit(
+    backend: PostgresBackend, store: PostgresStore
+) -> None:
+    other = backend.make()
+    await other.open()
+    try:
+        notified: asyncio.Queue[Collection[str] | None] = asyncio.Queue()
+        store.on_change = other.on_change = notified.put_nowait
+        names = ['an "id" of \u00e9 words', "j", *("k" * 1000 + str(number) for number in range(9))]
+        async with asyncio.timeout(PROMPT), store.follow(other.fence) as follower:
+            assert await follower.changed()
+            assert follower.jobs() is None, "anything may have been committed before"
+            for name in names[:2]:
+                await other.create(new_job(name))
+                assert await notified.get() == [name]
+            assert await follower.changed()
+            assert set(follower.jobs() or ()) == set(names[:2])
+            assert follower.jobs() == set()
+            await asyncio.gather(*(other.create(new_job(name)) for name in names[2:]))
+            while await notified.get() is not None:  # they are too large for one notification
+                pass
+            assert await follower.changed()
+            assert follower.jobs() is None
+    finally:
+        await other.close()
 
 
 # outages

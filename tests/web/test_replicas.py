@@ -19,7 +19,8 @@ import pytest
 from dfm_async.store.postgres import PostgresStore
 from tests.support.postgres import PostgresServer
 from tests.support.processes import ROOT, read_until, started_server
-from tests.web.rig import Server, all_events, gates, inline, new_service, serving
+from tests.support.waiting import PROMPT
+from tests.web.rig import Events, Server, all_events, gates, inline, new_service, serving
 
 LEASE = 2.0
 COUNT = 20
@@ -90,6 +91,38 @@ async def test_a_job_takes_inputs_at_every_service(url: str) -> None:
         assert (late.status_code, late.json()["error"]) == (409, "closed")
         assert (await second.client.delete(f"/jobs/{job_id}")).status_code == 204
         assert (await first.client.get("/jobs/other")).status_code == 404
+
+
+async def until(found: Events, **wanted: Any) -> dict[str, Any]:
+    """Return the first state of a job that fits; the events after it can still be read."""
+    async with asyncio.timeout(PROMPT):
+        while True:
+            event = await anext(found)
+            if event.name == "job" and wanted.items() <= event.data.items():
+                return event.data
+
+
+async def test_the_stream_of_all_jobs_has_those_of_other_processes(url: str) -> None:
+    async with service(url) as server, server.follow("/stream?active=true") as before, replica(url) as process:
+        found = await until(before, job_id="shared", status="running")
+        assert (found["sets"], found["done"]) == (1, 0)
+        async with service(url) as later, later.follow("/stream?active=true") as after:
+            assert (await until(after, job_id="shared", status="running"))["events"] == found["events"]
+            process.kill()
+            gates["replicas"].set()
+            for stream in (before, after):
+                assert (await until(stream, job_id="shared", status="finished"))["done"] == 1
+
+
+async def test_the_stream_of_all_jobs_has_the_progress_of_other_processes(url: str) -> None:
+    async with service(url) as first, service(url) as second, second.follow("/stream?active=true") as stream:
+        job_id = await first.submit("squares", None, open=True)
+        await until(stream, job_id=job_id, accepts=True)
+        for count in (1, 2):
+            await first.client.post(f"/jobs/{job_id}/inputs", json={"params": {"x": 2}})
+            await until(stream, job_id=job_id, sets=count, done=count)
+        short = await first.submit("squares", [{"x": 3}] * 7)
+        assert (await until(stream, job_id=short, status="finished"))["done"] == 7
 
 
 async def test_jobs_of_a_process_that_is_killed_go_on_in_another_service(url: str) -> None:
