@@ -3,6 +3,7 @@
 Run as a script, this file creates a virtual environment with nox in it and runs the named sessions there.
 """
 
+import argparse
 import os
 import random
 import shutil
@@ -169,13 +170,25 @@ def lowest(session: nox.Session) -> None:
 def chaos(session: nox.Session) -> None:
     """Inject random faults, such as killed workers and applications: ``-- 1000`` sets the number of rounds.
 
-    The name of each test contains its seed. ``-- 1 4711`` repeats the round with the seed 4711.
+    ``-- 200 --seed 4711 tests/chaos/test_kill_replicas.py`` runs only some tests, and begins with a seed. The name of
+    each test contains its seed: ``-- 1 4711``, or ``-- 1 --seed 4711``, repeats the round with the seed 4711.
     """
+    parser = argparse.ArgumentParser(prog="nox -s chaos --", allow_abbrev=False)
+    parser.add_argument("--seed", type=int)
+    parser.add_argument("given", nargs="*", metavar="rounds, seed or path")
+    options = parser.parse_intermixed_args(session.posargs)
+    numbers = [int(each) for each in options.given if each.isdecimal()]
+    paths = [each for each in options.given if not each.isdecimal()]
+    if options.seed is not None:
+        numbers = [*(numbers or [100]), options.seed]
+    defaults = [100, random.SystemRandom().randrange(10**9)]
+    rounds, seed, *more = [*numbers, *defaults[len(numbers) :]]
+    if more:
+        parser.error("give at most a number of rounds and a seed")
     install(session, "test")
-    rounds, *given = session.posargs or ["100"]
-    seed = given[0] if given else str(random.SystemRandom().randrange(10**9))  # one for all processes of the run
-    env = {"DFM_CHAOS_ROUNDS": rounds, "DFM_CHAOS_SEED": seed}
-    session.run("pytest", *PARALLEL, "-v", "--tb=short", "tests/chaos", env=env)
+    install_programs(session, DATABASE)
+    env = {"DFM_CHAOS_ROUNDS": str(rounds), "DFM_CHAOS_SEED": str(seed)}  # one seed for all processes of the run
+    session.run("pytest", *PARALLEL, "-v", "--tb=short", *(paths or ["tests/chaos"]), env=env)
 
 
 @nox.session
