@@ -27,7 +27,7 @@ from dfm_async.model.status import JobStatus
 from dfm_async.model.waiting import JobWait
 from dfm_async.net.game import describe_error
 from dfm_async.planning.plan import Plan
-from dfm_async.results.record import JobRecord
+from dfm_async.results.record import JobRecord, Journal
 from dfm_async.results.seen import Seen
 from dfm_async.telemetry.spans import Origin
 from dfm_async.telemetry.traces import JobTrace
@@ -209,14 +209,27 @@ class Coordinator:
     # parameter sets
 
     def add(self, rows: Sequence[Row], *, last: bool = False) -> None:
-        """Add parameter sets; they are opened as far as the window allows. ``last``: no further ones will come."""
+        """Add parameter sets; they are opened as far as the window allows. ``last``: no further ones will come.
+
+        With a journal, they are opened when it has written them: their numbers name what sites record of their calls,
+        and a set that gets lost leaves its number to another one.
+        """
         if self.machine.phase in (Phase.STOPPING, Phase.ENDED):
             return
-        if self.record.journal is not None:
-            self.record.journal.params(self.frames.added, rows)
+        journal = self.record.journal
+        if journal is not None:
+            journal.params(self.frames.added, rows)
             if last:
-                self.record.journal.stopped()
+                journal.stopped()
+            if rows:
+                self.frames.unwritten += len(rows)
+                journal.when_written(functools.partial(self._rows_written, journal, len(rows)))
         self._carry_out(self.machine.add(rows, last=last))
+
+    def _rows_written(self, journal: Journal, count: int) -> None:
+        if self.record.journal is journal:
+            self.frames.unwritten -= count
+            self._carry_out(self.machine.add(()))
 
     def stop(self) -> None:
         """Take no further parameter set."""

@@ -63,6 +63,7 @@ class FrameLedger:
         "open",
         "opened",
         "stopped",
+        "unwritten",
     )
 
     def __init__(
@@ -81,6 +82,8 @@ class FrameLedger:
         """How many parameter sets have come."""
         self.opened = 0
         """How many parameter sets were opened; the next gets this number."""
+        self.unwritten = 0
+        """How many of the newest sets are not in the store yet: they are not opened."""
         self._locations = locations
         self._window = window
         self._keep_rows = keep_rows
@@ -133,7 +136,7 @@ class FrameLedger:
                     batches[-1].rows.append(row)
                 else:
                     batches.append(Batch(index, [row], False))
-        rows = self._take_new(min(room, len(self._waiting))) if not self._requeued else []
+        rows = self._take_new(min(room, len(self._waiting) - self.unwritten)) if not self._requeued else []
         if rows:
             batches.append(Batch(self.opened, rows, False))
             for index in range(self.opened, self.opened + len(rows)):

@@ -48,6 +48,9 @@ class Journal(Protocol):
     def stopped(self) -> None:
         """Write that no further parameter set will come."""
 
+    def when_written(self, call: Callable[[], None]) -> None:
+        """Call back when everything so far is written; never, if it cannot be."""
+
     def status(self, status: JobStatus, reason: str | None, finished: float | None) -> None:
         """Write the status."""
 

@@ -6,6 +6,8 @@ import asyncio
 import contextlib
 import functools
 import logging
+import os
+import socket
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection, Coroutine, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -20,7 +22,7 @@ from dfm_async.base.tasks import completed, in_thread
 from dfm_async.base.wall_clock import wall_time
 from dfm_async.engine.frames import Row
 from dfm_async.engine.jobs import JobTable
-from dfm_async.errors import DfmError, EncodingError, JobNotFound, ParameterError, StoreError
+from dfm_async.errors import DfmError, EncodingError, JobNotFound, JobOwned, ParameterError, StoreError
 from dfm_async.model.ids import Frame, JobId
 from dfm_async.model.job_filter import JobFilter
 from dfm_async.model.job_spec import JobSpec
@@ -216,7 +218,8 @@ class DurableJobs:
 
     def _attach(self, record: JobRecord) -> None:
         record.log.backing = StoredLog(self.store, record.job_id, record.plan)
-        record.journal = JobJournal(self.store, record.job_id, functools.partial(self._stop_writing, record.job_id))
+        failed = functools.partial(self._stop_writing, record.job_id)
+        record.journal = JobJournal(self.store, record.job_id, failed, self._spawn)
         self._writing[record.job_id] = record
 
     async def delete(self, job_id: str) -> None:
@@ -684,9 +687,11 @@ class DurableJobs:
         """End an interrupted job for good.
 
         Raises:
-            JobOwned: another process runs it.
+            JobOwned: another process runs it, or this one, which has resumed it meanwhile.
         """
         async with self.lock:
+            if self._jobs.coordinator(job_id) is not None:
+                raise JobOwned(job_id, os.getpid(), socket.gethostname())
             await completed(self._abort(job_id, reason))
 
     async def _abort(self, job_id: str, reason: str) -> None:

@@ -7,7 +7,8 @@ so that one which cannot be stored is an error of the node that produced it.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator, Sequence
+import contextlib
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Final, get_args
@@ -15,7 +16,7 @@ from typing import Any, Final, get_args
 import msgspec
 
 from dfm_async.engine.waits import WaitEvent
-from dfm_async.errors import DfmError, StoreError
+from dfm_async.errors import DfmError, SessionClosed, StoreError
 from dfm_async.model.events import Event, Failure
 from dfm_async.model.ids import Frame
 from dfm_async.model.status import JobStatus
@@ -53,11 +54,19 @@ _events_head: Final = msgspec.msgpack.Decoder(list[Head])
 class JobJournal:
     """Write one job. Consecutive events of one turn of the loop make one entry.
 
-    ``failed`` is called when the store refuses something.
+    ``failed`` is called when the store refuses something, ``spawn`` starts a task of the session.
     """
 
-    def __init__(self, store: Store, job_id: str, failed: Callable[[StoreError], None]) -> None:
+    def __init__(
+        self,
+        store: Store,
+        job_id: str,
+        failed: Callable[[StoreError], None],
+        spawn: Callable[[Coroutine[Any, Any, None]], object],
+    ) -> None:
         self._store = store
+        self._spawn = spawn
+        self._calls: list[Callable[[], None]] = []
         self._job_id = job_id
         self._refused = failed
         self._batch = EventBatch()
@@ -108,6 +117,23 @@ class JobJournal:
     def stopped(self) -> None:
         """Write that no further parameter set will come."""
         self._write(self._store.update, stopped=True)
+
+    def when_written(self, call: Callable[[], None]) -> None:
+        """Call back when everything so far is written; never, if it cannot be."""
+        self._calls.append(call)
+        if len(self._calls) == 1:
+            work = self._flush_store()
+            try:
+                self._spawn(work)
+            except SessionClosed:  # the job is about to be interrupted
+                work.close()
+
+    async def _flush_store(self) -> None:
+        calls, self._calls = self._calls, []
+        with contextlib.suppress(StoreError):  # the job is notified of it
+            await self._store.flush()
+            for call in calls:
+                call()
 
     def status(self, status: JobStatus, reason: str | None, finished: float | None) -> None:
         """Write the status, in the same commit as the events before it."""

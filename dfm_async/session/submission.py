@@ -487,22 +487,23 @@ class Submission:
 
     async def cancel(self, record: JobRecord, reason: str, grace: float) -> dict[str, str]:
         """Stop a job. See :meth:`Job.cancel`."""
-        coordinator = self.coordinator(record.job_id)
-        if coordinator is not None and not record.status.ended:
-            coordinator.halt(JobStatus.ABORTED, reason, grace)
-            coordinator.shorten(grace)
-            await record.completion_event.wait()
-            if record.unwritten is None:
-                return dict(coordinator.outcomes)
-            # Another process may have taken the job over meanwhile.
-        if self._durable is None or record.status.terminal:
-            return {}
-        self._supervisor.check_open()
         while True:
+            coordinator = self.coordinator(record.job_id)
+            if coordinator is not None and not coordinator.record.status.ended:
+                record = coordinator.record
+                coordinator.halt(JobStatus.ABORTED, reason, grace)
+                coordinator.shorten(grace)
+                await record.completion_event.wait()
+                if record.unwritten is None:
+                    return dict(coordinator.outcomes)
+                # Another process may have taken the job over meanwhile.
+            if self._durable is None or record.status.terminal:
+                return {}
+            self._supervisor.check_open()
             try:
                 outcomes = await self._durable.remote.cancel(record.job_id, reason, grace)
             except JobInterrupted:
-                with contextlib.suppress(JobOwned):  # another process resumes it
+                with contextlib.suppress(JobOwned):  # it was resumed
                     await self._durable.abort(record.job_id, reason)
                     return {}
             else:

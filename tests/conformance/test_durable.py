@@ -37,7 +37,7 @@ from dfm_async.errors import DecodingError, JobInterrupted, JobOwned, QueueFull
 from dfm_async.events import FrameCompleted
 from dfm_async.session import steering
 from dfm_async.session.durable import DurableJobs
-from dfm_async.session.steering import OwnedJobs
+from dfm_async.session.steering import OwnedJobs, RemoteSteering
 from dfm_async.store import open_store
 from dfm_async.wire.codec import Codec
 from tests.conftest import Open, TargetName
@@ -516,6 +516,29 @@ async def test_a_job_of_another_session_is_cancelled(opens: Open, tmp_path: Path
         assert "site" in outcomes
         with pytest.raises(JobAborted, match="enough"):
             await other
+
+
+async def test_a_job_that_is_resumed_while_it_is_cancelled_is_stopped(
+    opens: Open, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with opens() as first:
+        job = await first.execute(waits, [{"folder": str(tmp_path), "n": n} for n in (1, 9)], job_id="shared")
+        assert (await job.first()).value == 1
+    async with opens() as second:
+        job = await second.reattach("shared")
+
+        async def interrupted(*_: object) -> dict[str, str]:
+            monkeypatch.undo()
+            await second.resume("shared")
+            raise JobInterrupted("shared", "its owner has ended")
+
+        monkeypatch.setattr(RemoteSteering, "cancel", interrupted)
+        await job.cancel("enough")
+        assert job.status is JobStatus.ABORTED
+        assert second.stats().running == 0
+        events = [event async for event in job.events()]
+        assert isinstance(events[-1], StatusChanged)
+        assert events[-1].status is JobStatus.ABORTED
 
 
 async def test_cancelling_does_not_wait_behind_parameter_sets_that_have_no_room(opens: Open, tmp_path: Path) -> None:

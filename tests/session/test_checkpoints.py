@@ -39,6 +39,8 @@ from dfm_async import (
 )
 from dfm_async.federation.fingerprints import fingerprint
 from dfm_async.federation.operation import Adapter
+from dfm_async.store.batching import Batch
+from dfm_async.store.sqlite import SqliteStore
 from tests.support.sessions import SHORT
 from tests.support.waiting import file_created, first_event
 from tests.wire.shapes import SAMPLES, same
@@ -652,3 +654,32 @@ def test_fingerprints_ignore_layout_comments_and_decorators() -> None:
 
     assert same(one(), two())
     assert not same(one(), space["f"]), "types count"
+
+
+async def test_parameter_sets_run_when_they_are_in_the_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else one that gets lost leaves its number, and what was recorded of its calls, to another one."""
+    order: list[str] = []
+    write, here = SqliteStore._commit, Federation("here")
+
+    async def slow(store: SqliteStore, batch: Batch, wait: bool) -> None:
+        for _ in range(100):  # a call that did not wait would have begun
+            await asyncio.sleep(0)
+        await write(store, batch, wait)
+        order.append("commit")
+
+    @here.site("lab").operation(checkpoint=True)
+    async def mark(value: int) -> int:
+        order.append(f"run {value}")
+        return value
+
+    monkeypatch.setattr(SqliteStore, "_commit", slow)
+    with Pipeline("marks") as marks:
+        Yield(mark(PlaceParam("value")))
+    async with Session(here, target="inline", store=f"sqlite:///{tmp_path}/jobs.db") as session:
+        job = await session.execute(marks, {"value": 1}, autostop=False)
+        results = aiter(job)
+        assert (await anext(results)).value == 1
+        order.clear()
+        await job.send_input_params([{"value": 2}, {"value": 3}])
+        assert {(await anext(results)).value, (await anext(results)).value} == {2, 3}
+        assert order[0] == "commit"
