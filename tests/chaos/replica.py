@@ -3,27 +3,43 @@
 from __future__ import annotations
 
 import asyncio
+import functools
+import os
 import socket
 import sys
 from collections.abc import AsyncIterator
+from typing import Any
 
 import uvicorn
 
-from dfm_async import Federation, Session
+from dfm_async import Federation, LocalOptions, Pipeline, PlaceParam, Session, Wait, Yield
 from dfm_async.store.postgres import PostgresStore
 from dfm_async.web import AllowAnyone, Service
 from tests.chaos.histories import RESULTS
-from tests.support.pipelines import pipeline_of
 from tests.support.processes import free_socket
 
 fed = Federation("replicas")
+lab = fed.site("lab")
 
 
-@fed.site("lab").operation
-async def steps(x: int, pause: float) -> AsyncIterator[list[int]]:
+@lab.operation
+async def token(x: int) -> str:
+    return f"{x} {os.urandom(8).hex()}"
+
+
+@lab.operation
+async def steps(x: int, pause: float, drawn: str, event: int) -> AsyncIterator[list[int | str]]:
     for index in range(RESULTS):
         await asyncio.sleep(pause)
-        yield [x, index]
+        yield [x, index, drawn, event]
+
+
+def pipeline(name: str, *, waits: bool) -> Pipeline:
+    """Return a pipeline that yields what was drawn once, and an event."""
+    with Pipeline(name) as made:
+        x = PlaceParam("x", multiuse=True)
+        Yield(steps(x, PlaceParam("pause"), token(x), Wait("go", type=int) if waits else 0))
+    return made
 
 
 class Server(uvicorn.Server):
@@ -32,10 +48,16 @@ class Server(uvicorn.Server):
         print("ready", self.config.port, flush=True)
 
 
-def main(url: str, lease: str) -> None:
+def main(url: str, lease: str, checkpoints: str, checkpoint: Any) -> None:
+    def connect() -> Session:
+        options = LocalOptions(checkpoints=checkpoints)
+        session = Session(fed, target="inline", store=PostgresStore(url, lease=float(lease)), options=options)
+        session.execute = functools.partial(session.execute, checkpoint=checkpoint)  # type: ignore[method-assign]
+        return session
+
     service = Service(
-        session=lambda: Session(fed, target="inline", store=PostgresStore(url, lease=float(lease))),
-        pipelines={"steps": pipeline_of(steps, "x", "pause", name="steps")},
+        session=connect,
+        pipelines={name: pipeline(name, waits=name == "waits") for name in ("steps", "waits")},
         authorizer=AllowAnyone(),
         resume=True,
         page=False,

@@ -4,37 +4,55 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import json
 import random
 import signal
 import sys
+import tempfile
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
 import httpx2
+import psycopg
 
-from tests.chaos.histories import JobHistory, Outcome, Seen
+from dfm_async.store.postgres_queries import jobs_of
+from tests.chaos.histories import Commit, Death, JobHistory, Outcome, Seen, SentEvent
+from tests.chaos.relay import Relay
 from tests.support.postgres import PostgresServer
 from tests.support.processes import ROOT
 
-LEASE = 2.0
+LEASE = 1.0
+TAKEOVER = 10.0 + LEASE
+"""After how many seconds another replica runs the jobs of one that was killed."""
 REPLICAS = 3
-PATIENCE = 5.0
+LANES = ([0], [1, 2])
+"""The replicas that are disturbed one after the other; those of different lanes at the same time."""
+PATIENCE = 3.0
 """After how many seconds a client asks another replica."""
+SETTLED = 20.0
+"""After how many seconds without faults all replicas agree."""
 PAUSE = 0.02
+_OBSERVER = "observer"
 
 
 class Replica:
-    """One service, which may be dead or stopped."""
+    """One service, which may be dead, stopped, or cut off from the database."""
 
-    def __init__(self, url: str) -> None:
-        self._url = url
+    def __init__(self, server: PostgresServer, database: str, *options: str) -> None:
+        self.relay = Relay(server.socket)
+        self._command = [server.url(database, self.relay.folder), str(LEASE), *options]
         self._process: asyncio.subprocess.Process | None = None
         self.address = ""
 
+    @property
+    def pid(self) -> int:
+        assert self._process is not None
+        return self._process.pid
+
     async def start(self) -> None:
-        command = [sys.executable, "-m", "tests.chaos.replica", self._url, str(LEASE)]
+        command = [sys.executable, "-m", "tests.chaos.replica", *self._command]
         self._process = await asyncio.create_subprocess_exec(*command, cwd=ROOT, stdout=asyncio.subprocess.PIPE)
         assert self._process.stdout is not None
         words = (await self._process.stdout.readline()).split()
@@ -55,22 +73,60 @@ class Cluster:
     """The replicas, and the history of the jobs of a round."""
 
     def __init__(self, seed: int, server: PostgresServer) -> None:
+        self.seed = seed
         self.rng = random.Random(f"replicas {seed}")
         self.jobs: dict[str, JobHistory] = {}
         self.faults: list[str] = []
+        self.commits: list[Commit] = []
+        self.deaths: list[Death] = []
+        self.owners: dict[str, int] = {}
+        """The last owner of each job."""
+        self.recorded = self.rng.random() < 0.5
+        """Whether the calls of all jobs are recorded."""
+        self.resuming = self.rng.random() < 0.5
+        """Whether clients resume jobs, too, and not services only."""
         self._server = server
         self._database = server.new_database()
-        self._replicas = [Replica(server.url(self._database)) for _ in range(REPLICAS)]
+        self._replicas: list[Replica] = []
         self._http = httpx2.AsyncClient(timeout=PATIENCE)
+        self._clock = asyncio.get_running_loop().time
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
-        try:
+        async with contextlib.AsyncExitStack() as stack:
+            folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="dfm-replicas-"))
+            options = folder, "calls" if self.recorded else "marked"
+            for _ in range(REPLICAS):
+                replica = Replica(self._server, self._database, *options)
+                await stack.enter_async_context(replica.relay.running())
+                stack.push_async_callback(replica.kill)
+                self._replicas.append(replica)
             await asyncio.gather(*(replica.start() for replica in self._replicas))
+            await stack.enter_async_context(self._http)
+            await stack.enter_async_context(self._observed())
             yield
-        finally:
-            await self._http.aclose()
-            await asyncio.gather(*(replica.kill() for replica in self._replicas))
+
+    @asynccontextmanager
+    async def _observed(self) -> AsyncIterator[None]:
+        """Collect the commits of all replicas."""
+        connection = await psycopg.AsyncConnection.connect(
+            self._server.url(self._database), autocommit=True, application_name=_OBSERVER
+        )
+        async with connection:
+            await connection.execute("LISTEN dfm_async")
+            observing = asyncio.create_task(self._observe(connection))
+            yield
+            observing.cancel()
+            await asyncio.wait([observing])
+
+    async def _observe(self, connection: psycopg.AsyncConnection[Any]) -> None:
+        async for notification in connection.notifies():
+            fence, what, *jobs = notification.payload.split(" ", 2)
+            if what == "commit":
+                self.commits.append(Commit(self._clock(), int(fence), jobs_of(jobs[0]) or []))
+
+    async def _execute(self, statement: str, *arguments: Any) -> list[tuple[Any, ...]]:
+        return await asyncio.to_thread(self._server.execute, self._database, statement, *arguments)
 
     def any_address(self) -> str:
         return self.rng.choice(self._replicas).address
@@ -83,33 +139,52 @@ class Cluster:
     # what goes wrong
 
     async def disturb(self, faults: int) -> None:
-        """Inject faults; in the end everything runs again."""
+        """Inject faults, this many in each lane; in the end everything runs again."""
+        await asyncio.gather(*(self._disturb(at, lane, faults) for at, lane in enumerate(LANES)))
+
+    async def _disturb(self, number: int, lane: list[int], faults: int) -> None:
+        rng = random.Random(f"faults {self.seed} {number}")
         for _ in range(faults):
-            await asyncio.sleep(self.rng.uniform(0.1, 0.8))
-            at = self.rng.randrange(REPLICAS)
+            await asyncio.sleep(rng.uniform(0.1, 0.8))
+            at = rng.choice(lane)
             replica = self._replicas[at]
-            match self.rng.choice(["kill", "pause", "cut"]):
+            seconds = LEASE * rng.choice([0.2, 0.9, 1.5, 2.5])
+            match rng.choice(["kill", "pause", "break", "hold"]):
                 case "kill":
                     self.faults.append(f"kill {at}")
-                    await replica.kill()
-                    await asyncio.sleep(self.rng.choice([0.0, 0.5]))
+                    await self._kill(replica)
+                    await asyncio.sleep(rng.choice([0.0, 0.5]))
                     await replica.start()
                 case "pause":
-                    seconds = self.rng.choice([0.2, LEASE * 0.9, LEASE * 1.5])
                     self.faults.append(f"pause {at} for {seconds:g} s")
                     replica.signal(signal.SIGSTOP)
                     await asyncio.sleep(seconds)
                     replica.signal(signal.SIGCONT)
-                case "cut":
-                    share = self.rng.choice([0.3, 1.0])
-                    self.faults.append(f"cut {share:.0%}")
-                    await asyncio.to_thread(
-                        self._server.execute,
-                        self._database,
-                        "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
-                        "WHERE datname = current_database() AND pid <> pg_backend_pid() AND random() < %s",
+                case "break":
+                    share = rng.choice([0.3, 1.0])
+                    self.faults.append(f"break {share:.0%} of the connections")
+                    await self._execute(
+                        "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = current_database() "
+                        "AND pid <> pg_backend_pid() AND application_name <> %s AND random() < %s",
+                        _OBSERVER,
                         share,
                     )
+                case "hold":
+                    drop = rng.random() < 0.5
+                    self.faults.append(f"cut {at} off for {seconds:g} s, then {'drop' if drop else 'forward'}")
+                    replica.relay.hold()
+                    await asyncio.sleep(seconds)
+                    await replica.relay.release(drop=drop)
+
+    async def _kill(self, replica: Replica) -> None:
+        at, pid = self._clock(), replica.pid
+        await replica.kill()
+        owned = await self._execute(
+            "SELECT fence, array_agg(job_id) FROM jobs JOIN owners USING (fence) "
+            "WHERE pid = %s AND status IN ('submitted', 'running') GROUP BY fence",
+            pid,
+        )
+        self.deaths += [Death(at, fence, jobs) for fence, jobs in owned]
 
     # clients
 
@@ -127,24 +202,40 @@ class Cluster:
         refused = answer.status_code in (409, 422, 429) or data.get("error") in ("interrupted", "closed", "draining")
         return Outcome.REFUSED if refused else Outcome.UNKNOWN, data
 
-    async def live(self, name: str) -> None:
-        """Submit a job, send it parameter sets, read it, and end it; a client for each."""
-        rng, job = self.rng, self.jobs.setdefault(name, JobHistory())
+    async def live(self, name: str, *, waits: bool) -> None:
+        """Submit a job, send it parameter sets or an event, read it, and end it; a client for each."""
+        rng, job = self.rng, self.jobs.setdefault(name, JobHistory(recorded=self.recorded))
         job.submitted = Outcome.UNKNOWN
+        body = {"params": {"x": 0, "pause": PAUSE}} if waits else {"open": True, "params": None}
         while job.submitted is not Outcome.DONE:
-            job.submitted, _ = await self.post("/pipelines/steps/jobs", job_id=name, open=True, params=None)
+            job.submitted, _ = await self.post(f"/pipelines/{'waits' if waits else 'steps'}/jobs", job_id=name, **body)
+        if waits:
+            job.sent, job.stopped = [(0, Outcome.DONE)], [Outcome.DONE]
         readers = [asyncio.create_task(self._read(name, job)) for _ in range(2)]
-        numbers = iter(range(1000))
-        senders = [self._send(name, job, numbers, rng.randint(2, 6)) for _ in range(2)]
-        await asyncio.gather(*senders)
-        cancel = rng.random() < 0.3
-        outcomes, path = (job.cancelled, "cancel") if cancel else (job.stopped, "finish")
-        while Outcome.DONE not in outcomes:
-            outcome, _ = await self.post(f"/jobs/{name}/{path}")
-            outcomes.append(outcome)
-            if outcome is not Outcome.DONE:
-                await asyncio.sleep(0.1)
+        resuming = [asyncio.create_task(self._resume(name, job))] if self.resuming else []
+        end = rng.choice(["finish", "finish", "cancel", "cancel early"])
+        numbers = itertools.count(1)
+        clients = [
+            self._send_event(name, job, numbers) if waits else self._send(name, job, numbers, rng.randint(2, 6))
+            for _ in range(2)
+        ]
+        if end == "cancel early":
+            clients.append(self._end(name, "cancel", job.cancelled, rng.uniform(0, 3)))
+        await asyncio.gather(*clients)
+        if not waits and end != "cancel early":
+            await self._end(name, end, job.cancelled if end == "cancel" else job.stopped)
         await asyncio.gather(*readers)
+        for task in resuming:
+            task.cancel()
+        await asyncio.gather(*resuming, return_exceptions=True)
+
+    async def _end(self, name: str, path: str, outcomes: list[Outcome], after: float = 0.0) -> None:
+        await asyncio.sleep(after)
+        while Outcome.DONE not in outcomes:
+            outcomes.append(Outcome.UNKNOWN)
+            outcomes[-1], _ = await self.post(f"/jobs/{name}/{path}")
+            if outcomes[-1] is not Outcome.DONE:
+                await asyncio.sleep(0.1)
 
     async def _send(self, name: str, job: JobHistory, numbers: Any, count: int) -> None:
         for _ in range(count):
@@ -157,7 +248,30 @@ class Cluster:
                 job.sent[at] = (number, outcome)
                 if outcome is not Outcome.REFUSED:  # what was refused may be repeated, and must not come twice
                     break
+                if job.cancelled:
+                    return
                 await asyncio.sleep(0.1)
+
+    async def _send_event(self, name: str, job: JobHistory, numbers: Any) -> None:
+        """Send an event until it is accepted, or another one was taken."""
+        await asyncio.sleep(self.rng.uniform(0, 2))
+        value = next(numbers)
+        while True:
+            event = SentEvent(value, self._clock())
+            job.events.append(event)
+            event.outcome, data = await self.post(f"/jobs/{name}/events/go", value=value)
+            event.ended = self._clock()
+            over = data.get("error") in ("ended", "parameters") and "interrupted" not in data.get("message", "")
+            if event.outcome is Outcome.DONE or over:
+                return
+            await asyncio.sleep(0.1)
+
+    async def _resume(self, name: str, job: JobHistory) -> None:
+        """Resume a job now and then, which services do as well."""
+        while True:
+            await asyncio.sleep(self.rng.uniform(0.1, 1.5))
+            outcome, _ = await self.post(f"/jobs/{name}/resume")
+            job.resumed.append(outcome)
 
     async def _read(self, name: str, job: JobHistory) -> None:
         """Read the events of a job to its end, over as many connections as that takes."""
@@ -190,17 +304,24 @@ class Cluster:
         return False
 
     async def _get(self, url: str) -> Any:
-        for _ in range(REPLICAS * 2):  # connections of killed replicas are still in the pool
-            with contextlib.suppress(httpx2.RemoteProtocolError, httpx2.ReadError):
-                return (await self._http.get(url)).json()
-        raise AssertionError(f"{url} does not answer")
+        """Return what a replica answers, which may still have connections that were held."""
+        while True:
+            with contextlib.suppress(httpx2.HTTPError):
+                answer = await self._http.get(url)
+                if answer.is_success:
+                    return answer.json()
+            await asyncio.sleep(0.05)
 
     async def settle(self) -> None:
         """Add the ends of all jobs at all replicas to their histories."""
-        for replica in self._replicas:
-            for name, job in self.jobs.items():
-                info = await self._get(f"{replica.address}/jobs/{name}")
-                job.ends.append(info.get("status", str(info)))
+        for name, job in self.jobs.items():
+            for replica in self._replicas:
+                info = {"status": "unknown"}
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(SETTLED):
+                        while info["status"] not in ("finished", "failed", "aborted"):
+                            info = await self._get(f"{replica.address}/jobs/{name}")
+                job.ends.append(info["status"])
                 log: list[Seen] = []
                 while True:
                     query = f"?limit=1000&after={log[-1].offset if log else -1}"
@@ -209,9 +330,13 @@ class Cluster:
                         break
                     log += map(seen, page)
                 job.logs.append(log)
+        self.owners = dict(await self._execute("SELECT job_id, fence FROM jobs"))
 
 
 def seen(event: dict[str, Any]) -> Seen:
     """Return an event as the checker compares it."""
-    result = tuple(event["value"]) if event["event"] == "result" else None
-    return Seen(event["offset"], json.dumps(event, sort_keys=True), result)
+    text = json.dumps(event, sort_keys=True)
+    if event["event"] != "result":
+        return Seen(event["offset"], text)
+    number, index, drawn, taken = event["value"]
+    return Seen(event["offset"], text, (number, index), drawn, taken)

@@ -4,10 +4,21 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 
-from tests.chaos.histories import RESULTS, JobHistory, Outcome, Seen, problems
+from tests.chaos.histories import (
+    RESULTS,
+    Commit,
+    Death,
+    JobHistory,
+    Outcome,
+    Seen,
+    SentEvent,
+    problems,
+    takeovers,
+)
 
 
 def log_of(*numbers: int, end: str = "finished") -> list[Seen]:
@@ -37,7 +48,25 @@ def cancelled() -> JobHistory:
     return job
 
 
-@pytest.mark.parametrize("history", [right, cancelled])
+def waited() -> JobHistory:
+    """A job whose calls are recorded, and which has taken the first of two events that were accepted."""
+    log = [replace(seen, drawn="a", event=7) if seen.result else seen for seen in log_of(1)]
+    return JobHistory(
+        recorded=True,
+        sent=[(1, Outcome.DONE)],
+        stopped=[Outcome.DONE],
+        events=[
+            SentEvent(7, 1.0, 2.0, Outcome.DONE),
+            SentEvent(8, 3.0, 4.0, Outcome.DONE),
+            SentEvent(9, 0.0, 0.5, Outcome.REFUSED),
+        ],
+        reads=[log],
+        ends=["finished"],
+        logs=[log],
+    )
+
+
+@pytest.mark.parametrize("history", [right, cancelled, waited])
 def test_right_histories_have_no_problems(history: Callable[[], JobHistory]) -> None:
     assert problems(history()) == []
 
@@ -144,3 +173,49 @@ def test_the_checker_finds_what_is_wrong(change: Callable[[JobHistory], None], m
     job = right()
     change(job)
     assert re.search(message, "\n".join(problems(job)))
+
+
+def change_log(job: JobHistory, at: int, **changes: object) -> None:
+    log = job.logs[0]
+    log[at] = replace(log[at], **changes)  # type: ignore[arg-type]
+
+
+def repeat_a_recorded_call(job: JobHistory) -> None:
+    change_log(job, 2, drawn="b")
+
+
+def take_two_events(job: JobHistory) -> None:
+    change_log(job, 3, event=8)
+
+
+def take_event(job: JobHistory, value: int) -> None:
+    for at in range(1, 4):
+        change_log(job, at, event=value)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (repeat_a_recorded_call, r"a recorded call of set 1 was repeated: \['a', 'b'\]"),
+        (take_two_events, r"several events: \[7, 8\]"),
+        (lambda job: take_event(job, 8), r"the event 8, but \[7\] were accepted before"),
+        (lambda job: take_event(job, 9), "the event 9, which was refused"),
+        (lambda job: take_event(job, 5), "the event 5, which was never sent"),
+    ],
+)
+def test_the_checker_finds_wrong_events_and_repeated_calls(change: Callable[[JobHistory], None], message: str) -> None:
+    job = waited()
+    change(job)
+    assert re.search(message, "\n".join(problems(job)))
+
+
+def test_a_takeover_is_the_first_commit_of_another_owner() -> None:
+    deaths = [Death(10.0, 1, ["a", "b", "c", "d"])]
+    commits = [
+        Commit(9.0, 2, ["a"]),
+        Commit(10.1, 1, ["a", "c"]),  # it was in flight
+        Commit(11.0, 3, ["b"]),
+        Commit(12.0, 3, ["a", "b"]),
+    ]
+    found = takeovers(deaths, commits, {"a": 3, "b": 3, "c": 1, "d": 4})
+    assert found == {"a of 1": 2.0, "b of 1": 1.0, "d of 1": float("inf")}

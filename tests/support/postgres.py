@@ -74,9 +74,9 @@ class PostgresServer:
         """Stop the server."""
         self._run(program("pg_ctl"), "-D", str(self.folder / "data"), "-m", mode, "-w", "stop")
 
-    def url(self, database: str) -> str:
-        """Return the URL of a database."""
-        return f"postgresql://test@/{database}?host={self.socket}"
+    def url(self, database: str, socket: Path | None = None) -> str:
+        """Return the URL of a database, at the folder of a socket; by default that of the server."""
+        return f"postgresql://test@/{database}?host={socket or self.socket}"
 
     def execute(self, database: str, statement: str, *arguments: Any) -> list[tuple[Any, ...]]:
         """Execute a statement in a database."""
