@@ -279,6 +279,13 @@ class Coordinator:
             return self._codec.payload([[rows[0][name] for name in names]])
         return self._codec.payload([[row[name] for name in names] for row in rows])
 
+    def refusal(self, problem: str) -> DfmError:
+        """Return the error for what the job no longer takes: that it is interrupted, or else the problem."""
+        status, reason = self.machine.final
+        if self.machine.phase is Phase.STOPPING and status is JobStatus.INTERRUPTED:
+            return self.record.interruption(reason)
+        return self.record.refusal(problem)
+
     # events and times
 
     async def send_event(self, name: str, value: str, frame: int | None) -> None:
@@ -287,13 +294,14 @@ class Coordinator:
         Raises:
             ParameterError: the set does not take it.
             EventsFull: it would take it later.
+            JobInterrupted: the job is interrupted, or about to be.
         """
         self.take_event(name, value, frame)
 
     def take_event(self, name: str, value: str, frame: int | None) -> None:
         """Do the same at once."""
         if self.machine.phase in (Phase.STOPPING, Phase.ENDED):
-            raise ParameterError([f"job {self.record.job_id} takes no event {name!r}: it has ended, or is about to"])
+            raise self.refusal(f"job {self.record.job_id} takes no event {name!r}: it has ended, or is about to")
         index = self._set_for(name, frame)
         found, value = read_event(name, value)
         log = self.record.log

@@ -11,6 +11,7 @@ from typing import Any, Final, Generic, Protocol, TypeVar
 from dfm_async.engine.frames import Row
 from dfm_async.engine.intake import LoggedErrors
 from dfm_async.engine.waits import WaitEvent
+from dfm_async.errors import DfmError
 from dfm_async.model.job_spec import JobSpec
 from dfm_async.model.options import LocalOptions
 from dfm_async.model.stats import Traffic
@@ -88,6 +89,9 @@ class JobControl(Protocol):
 
     async def room(self) -> None:
         """Wait until there is room for a further parameter set, or the job takes none any longer."""
+
+    def refusal(self, problem: str) -> DfmError:
+        """Return the error for what the job no longer takes: that it is interrupted, or else the problem."""
 
     async def send_event(self, name: str, value: str, frame: int | None) -> None:
         """Send an event, with a value as JSON, to a parameter set; None: to the only one."""

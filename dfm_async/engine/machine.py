@@ -236,7 +236,6 @@ class JobMachine:
         "_contained_error",
         "_credit",
         "_effects",
-        "_final",
         "_gone",
         "_holding",
         "_incarnations",
@@ -249,6 +248,7 @@ class JobMachine:
         "_spec",
         "_stopping",
         "callers",
+        "final",
         "frames",
         "outcomes",
         "phase",
@@ -283,7 +283,8 @@ class JobMachine:
         self._contained_error: Exception | None = None
         """The last loss that was contained."""
         self._losses = 0
-        self._final = _CANCELLED
+        self.final = _CANCELLED
+        """The status with which the job ends when it has stopped, and the reason."""
         self._cause: Exception | None = None
         self._late = False
         self._effects: list[Effect] = []
@@ -459,11 +460,11 @@ class JobMachine:
             self._end(End(status, reason, self._cause))
         elif self.phase is Phase.RUNNING:
             self.phase = Phase.STOPPING
-            self._final = (status, reason)
+            self.final = (status, reason)
             self._stop_locations(grace)
         elif self.phase is Phase.RESTARTING:
             self.phase = Phase.STOPPING
-            self._final = (status, reason)
+            self.final = (status, reason)
             self._effects.append(SetGrace(grace))
 
     def shorten(self, grace: float) -> Sequence[Effect]:
@@ -488,9 +489,9 @@ class JobMachine:
         """A location has seen the cancellation, when ``waiting`` of its calls were waiting for a thread."""
         self._seen |= {at}
         if waiting and self._late and self.phase is Phase.STOPPING:
-            status, reason = self._final
+            status, reason = self.final
             calls = f"{waiting} call{'s were' if waiting > 1 else ' was'}"
-            self._final = (status, f"{reason}; {calls} waiting for a thread at {str(self._locations[at])!r}")
+            self.final = (status, f"{reason}; {calls} waiting for a thread at {str(self._locations[at])!r}")
         return _NOTHING
 
     def stopped(self, at: int, seconds: float) -> Sequence[Effect]:
@@ -513,7 +514,7 @@ class JobMachine:
         if self._stopping:
             return
         if self.phase is Phase.STOPPING:
-            self._end(End(*self._final, self._cause))
+            self._end(End(*self.final, self._cause))
         elif self.phase is Phase.RESTARTING:
             self.phase = Phase.WAITING
             self.outcomes.clear()

@@ -10,7 +10,15 @@ import msgspec
 
 from dfm_async.base.signals import Signal
 from dfm_async.base.wall_clock import wall_time
-from dfm_async.errors import DecodingError, DfmError, JobAborted, JobFailed, JobInterrupted, ResultsUnread
+from dfm_async.errors import (
+    DecodingError,
+    DfmError,
+    JobAborted,
+    JobFailed,
+    JobInterrupted,
+    ParameterError,
+    ResultsUnread,
+)
 from dfm_async.model.events import Event, Failure, FrameCompleted, StatusChanged
 from dfm_async.model.ids import JobId, JobNumber
 from dfm_async.model.job_spec import JobSpec
@@ -360,9 +368,18 @@ class JobRecord:
             aborted.__cause__ = self.cause
             return aborted
         if self.status is JobStatus.INTERRUPTED:
-            reason = self.reason or "the application that ran it has ended"
-            return JobInterrupted(self.job_id, reason, resumable=self.log.backing is not None)
+            return self.interruption(self.reason)
         return self.hidden
+
+    def interruption(self, reason: str | None) -> JobInterrupted:
+        """Return the error of a job that is interrupted, or about to be."""
+        reason = reason or "the application that ran it has ended"
+        return JobInterrupted(self.job_id, reason, resumable=self.log.backing is not None)
+
+    def refusal(self, problem: str) -> DfmError:
+        """Return the error for what the job no longer takes: that it is interrupted, or else the problem."""
+        interrupted = self.decided is JobStatus.INTERRUPTED
+        return self.interruption(self.reason) if interrupted else ParameterError([problem])
 
     @property
     def hidden(self) -> DfmError | None:

@@ -436,7 +436,7 @@ class Job(Shown, Generic[R_co]):
 
         Raises:
             ParameterError: the parameters do not fit the pipeline, or the job accepts no more parameter sets.
-            JobInterrupted: the other process that ran the job has died. The message says how many sets it has taken.
+            JobInterrupted: the job is interrupted. If another process ran it, the message says how many sets it took.
         """
         self._known()
         await self._steering.send_params(self._job_id, params)
@@ -457,6 +457,7 @@ class Job(Shown, Generic[R_co]):
                 were taken, or results were read.
             ParameterError: the pipeline waits for no event of that name, the value does not fit, the parameter set is
                 done, or the job has ended.
+            JobInterrupted: the job is interrupted. The event is not sent.
         """
         self._known()
         await self._steering.send_event(self._job_id, name, value, frame)
@@ -465,7 +466,7 @@ class Job(Shown, Generic[R_co]):
         """Declare that there are no further parameter sets; the job ends when all are completed.
 
         Raises:
-            JobInterrupted: the other process that ran the job has died before it noted that.
+            JobInterrupted: the job is interrupted: the process that ran it has ended before it noted that.
         """
         self._known()
         await self._steering.stop_input(self._job_id)

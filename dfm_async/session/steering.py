@@ -18,7 +18,15 @@ import msgspec
 from dfm_async.base.backoff import delays
 from dfm_async.base.signals import Signal
 from dfm_async.engine.jobs import JobControl, JobTable
-from dfm_async.errors import EncodingError, EventsFull, JobInterrupted, JobNotFound, ParameterError, StoreError
+from dfm_async.errors import (
+    DfmError,
+    EncodingError,
+    EventsFull,
+    JobInterrupted,
+    JobNotFound,
+    ParameterError,
+    StoreError,
+)
 from dfm_async.model.status import JobStatus
 from dfm_async.session.parameters import ParameterSets
 from dfm_async.store.base import Request, Store
@@ -280,14 +288,14 @@ class OwnedJobs:
         # From here on without waiting: the answer is in the same commit as the effect.
         if isinstance(wanted, SendParams):
             if not coordinator.accepts:
-                self._answer(request, Refused([_CLOSED]))
+                self._refuse(request, coordinator.refusal(_CLOSED))
                 return
             coordinator.add(rows)
         elif isinstance(wanted, SendEvent):
             try:
                 await coordinator.send_event(wanted.name, wanted.value, wanted.frame)  # does not wait: it runs here
-            except ParameterError as error:
-                self._answer(request, Refused(list(error.problems), isinstance(error, EventsFull)))
+            except (ParameterError, JobInterrupted) as error:
+                self._refuse(request, error)
                 return
             if coordinator.record.journal is not None:
                 coordinator.record.journal.flush()  # the event is in the store before the answer
@@ -304,6 +312,11 @@ class OwnedJobs:
         coordinator.on_end(lambda ended: self._answer(request, Done(ended.outcomes)))
         coordinator.halt(JobStatus.ABORTED, wanted.reason, wanted.grace)
         coordinator.shorten(wanted.grace)
+
+    def _refuse(self, request: Request, error: DfmError) -> None:
+        """Answer a request that a job does not take. If the job is interrupted, its sender is notified of that."""
+        if isinstance(error, ParameterError):
+            self._answer(request, Refused(list(error.problems), isinstance(error, EventsFull)))
 
     def _answer(self, request: Request, answer: Done | Refused) -> None:
         with contextlib.suppress(StoreError):  # it is closed: the job is interrupted

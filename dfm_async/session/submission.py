@@ -405,15 +405,21 @@ class Submission:
             await self._send_elsewhere(self._durable, job_id, params)
             return
         if coordinator is None or not coordinator.accepts:
-            raise ParameterError(["the job accepts no further parameter sets: its input was stopped, or it has ended"])
+            closed = "the job accepts no further parameter sets: its input was stopped, or it has ended"
+            raise self._refusal(job_id, coordinator, closed)
         rows = await self._params.pack_in_turns(coordinator.plan, params)
         journal = coordinator.record.journal
         for start in range(0, len(rows), _ROWS):
             await coordinator.room()
             if not coordinator.accepts:
-                raise ParameterError(["the job ended before it took all parameter sets"])
+                raise coordinator.refusal(f"the job ended: it has taken {start} of {len(rows)} parameter sets")
             self._add(coordinator, rows[start : start + _ROWS])
         await self._written(coordinator.record, journal)
+
+    def _refusal(self, job_id: str, coordinator: JobControl | None, problem: str) -> DfmError:
+        """Return the error for what a job does not take: that it is interrupted, or else the problem."""
+        steered = coordinator or self._jobs.find(job_id)
+        return ParameterError([problem]) if steered is None else steered.refusal(problem)
 
     async def _written(self, record: JobRecord, journal: Journal | None) -> None:
         """Wait until what was passed to the journal of a job is in the store.
@@ -463,7 +469,7 @@ class Submission:
             self._supervisor.check_open()
             record = await self._durable.find(job_id)
         if self._durable is None or record is None or record.status.terminal:
-            raise ParameterError([f"job {job_id} takes no event {name!r}: it does not run"])
+            raise self._refusal(job_id, None, f"job {job_id} takes no event {name!r}: it does not run")
         await self._durable.remote.send_event(job_id, name, event_json(record.plan, name, value), frame)
 
     # steering

@@ -160,7 +160,7 @@ class JobHandlers(Handlers):
         """Send an event to a parameter set of a job."""
         state = self._state
         principal, job, info = await state.job(request, "send")
-        if info.status.ended:
+        if info.status.terminal:
             raise Refusal(409, "ended", f"the job is {info.status.value}: it takes no events")
         with state.uploads.upload(principal) as upload:
             body = await read_body(request, state.limits, upload, Sent)

@@ -23,7 +23,7 @@ from dfm_async import (
     SessionClosed,
     WorkerLost,
 )
-from dfm_async.errors import QueueFull, ResultsExpired, StoreError
+from dfm_async.errors import JobInterrupted, QueueFull, ResultsExpired, StoreError
 from tests.chaos.describe import describe
 from tests.chaos.jobs import Story, check_story, of_worker, random_spec
 from tests.chaos.operations import fed, quits
@@ -249,7 +249,7 @@ class Round:
                 await asyncio.sleep(self.rng.choice([0, 0.05]))
             story.sent_all = True
             await job.send_stop_frame()
-        except (ParameterError, StoreError):
+        except (ParameterError, JobInterrupted, StoreError):
             story.sent_all = False
             await job.completed.wait()
         except SessionClosed:

@@ -112,6 +112,41 @@ async def test_events_that_were_sent_are_not_asked_for_again(place: str, url: st
         assert [len(await of_kind(job, kind)) for kind in (WaitBegan, EventSent, WaitEnded)] == [2, 2, 2]
 
 
+async def test_jobs_of_a_session_that_closes_refuse_what_is_sent_as_interrupted(store_url: str) -> None:
+    closing, ended = asyncio.Event(), asyncio.Event()
+    here = Federation("here")
+
+    @here.site("home").operation
+    async def stubborn(value: Any) -> None:
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            closing.set()
+            await ended.wait()
+
+    with Pipeline("stubborn") as held:
+        stubborn(PlaceParam("value"))
+        Yield(Wait("approval", bool))
+
+    async with Session(here, target="inline", store=store_url) as other:
+        async with Session(here, target="inline", store=store_url) as session:
+            job = await session.execute(held, {"value": 1}, autostop=False, job_id="held")
+            await waits_for(job, "approval")
+            elsewhere = await other.reattach("held")
+            close = asyncio.create_task(session.close())
+            await closing.wait()
+            with pytest.raises(JobInterrupted, match="the session was closed"):
+                await job.send("approval", True)
+            with pytest.raises(JobInterrupted, match="the session was closed"):
+                await job.send_input_params({"value": 2})
+            calls = elsewhere.send("approval", True, frame=0), elsewhere.send_input_params({"value": 2})
+            tasks = [asyncio.create_task(call) for call in calls]
+            ended.set()
+            await close
+        for found in await asyncio.gather(*tasks, return_exceptions=True):
+            assert isinstance(found, JobInterrupted)
+
+
 async def test_events_are_kept_that_nothing_has_taken(place: str, url: str) -> None:
     async with opened(place, url) as session:
         job = await session.execute(two, job_id="two")

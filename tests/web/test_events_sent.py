@@ -22,9 +22,9 @@ with Pipeline("approvals") as approvals:
     Yield(Wait("choice", Literal["a", "b"]), place="choice")
 
 
-def new_service(**given: Any) -> Service:
+def new_service(store: str | None = None, **given: Any) -> Service:
     options = {"pipelines": {"approvals": approvals}, "authorizer": AllowAnyone(), **given}
-    return Service(session=lambda: Session(fed, target="inline"), **options)
+    return Service(session=lambda: Session(fed, target="inline", store=store), **options)
 
 
 async def waiting(server: Server, job_id: str) -> None:
@@ -110,6 +110,29 @@ async def test_events_are_refused_while_nobody_reads_the_results() -> None:
             await anext(results)
         await job.send("text", "x", frame=19)
         await job.cancel()
+async def test_requests_that_change_an_interrupted_job_can_be_repeated(store_url: str) -> None:
+    async with serving(new_service(store_url)) as server:
+        job_id = await server.submit("approvals", open=True)
+        await waiting(server, job_id)
+    async with serving(new_service(store_url)) as server:
+        send = server.client.post
+        for path, body in ("events/choice", {"value": "a", "frame": 0}), ("inputs", {"params": {}}), ("finish", {}):
+            refused = await send(f"/jobs/{job_id}/{path}", json=body)
+            assert (refused.status_code, refused.json()["error"]) == (503, "interrupted")
+            assert int(refused.headers["retry-after"]) > 0
+        assert (await send(f"/jobs/{job_id}/resume")).status_code == 202
+        for path, body in ("events/choice", {"value": "a", "frame": 0}), ("inputs", {"params": {}}), ("finish", {}):
+            assert (await send(f"/jobs/{job_id}/{path}", json=body)).status_code == 202
+        cancelled = await send(f"/jobs/{job_id}/cancel", json={"reason": "enough"})
+        assert (cancelled.status_code, cancelled.json()["status"]) == (200, "aborted")
+
+
+async def test_interrupted_jobs_can_be_cancelled(store_url: str) -> None:
+    async with serving(new_service(store_url)) as server:
+        job_id = await server.submit("approvals")
+    async with serving(new_service(store_url)) as server:
+        cancelled = await server.client.post(f"/jobs/{job_id}/cancel", json={"reason": "enough"})
+        assert (cancelled.status_code, cancelled.json()["status"]) == (200, "aborted")
 
 
 async def test_only_who_may_send_to_a_job_may_send_events() -> None:

@@ -19,6 +19,7 @@ from dfm_async.engine.run import Run
 from dfm_async.errors import (
     DfmError,
     EventsFull,
+    JobInterrupted,
     ParameterError,
     PipelineDenied,
     PipelineError,
@@ -485,6 +486,8 @@ class Hub:
         except ParameterError as error:
             full = isinstance(error, EventsFull)
             taken = fm.EventTaken(job.job_id, message.request, tuple(error.problems), full)
+        except JobInterrupted as error:
+            taken = fm.EventTaken(job.job_id, message.request, (str(error),))
         app.send(taken)
 
     def _halt(self, _app: Application, job: HubJob, message: fm.Halt) -> None:

@@ -164,6 +164,10 @@ class RemoteJob:
         most = 2 * self.spec.window
         await self._room.wait_until(lambda: len(self.record.open_frames) < most or not self.accepts)
 
+    def refusal(self, problem: str) -> DfmError:
+        """Return the error for what the job no longer takes: that it is interrupted, or else the problem."""
+        return self.record.refusal(problem)
+
     # events
 
     async def send_event(self, name: str, value: str, frame: int | None) -> None:
@@ -175,7 +179,7 @@ class RemoteJob:
             DfmError: it cannot be sent.
         """
         if self.phase in (Phase.STOPPING, Phase.ENDED) or self.connection is None:
-            raise ParameterError([f"job {self.record.job_id} takes no event {name!r}: it has ended, or is about to"])
+            raise self.refusal(f"job {self.record.job_id} takes no event {name!r}: it has ended, or is about to")
         self._last_request += 1
         number, answer = self._last_request, Outcome[fm.EventTaken | None]()
         self._sending[number] = answer
