@@ -22,7 +22,7 @@ from dfm_async.model.checks import moment
 from dfm_async.model.events import Activity, Event, Result
 from dfm_async.model.info import JobInfo
 from dfm_async.model.stats import SessionStats, SiteStats
-from dfm_async.model.status import JobStatus
+from dfm_async.model.status import JobStatus, check_status
 from dfm_async.results.event_codec import event_from_data
 from dfm_async.wire.codec.arrow_streams import read_table
 
@@ -164,11 +164,15 @@ class Client:
             principal: only jobs of this principal.
             since: only jobs that were created then or later, in seconds since 1970.
             until: only jobs that were created before that.
+
+        Raises:
+            ValueError: ``status`` is not a ``JobStatus``.
         """
         found: list[JobInfo] = []
         given = {"pipeline": pipeline, "principal": principal, "since": since, "until": until}
         query: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
         if status is not None:
+            check_status("status", status)
             query["status"] = status.value
         while len(found) < limit:
             query["limit"] = min(limit - len(found), _PAGE)

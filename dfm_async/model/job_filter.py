@@ -7,7 +7,7 @@ from typing import Final
 import msgspec
 
 from dfm_async.model.info import JobInfo
-from dfm_async.model.status import JobStatus
+from dfm_async.model.status import JobStatus, check_status
 
 
 class JobFilter(msgspec.Struct, frozen=True, kw_only=True):
@@ -19,6 +19,9 @@ class JobFilter(msgspec.Struct, frozen=True, kw_only=True):
         label: what ``execute(label=...)`` was given.
         since: when they were created, or later; in seconds since 1970.
         until: before when they were created.
+
+    Raises:
+        ValueError: ``status`` is no status.
     """
 
     status: JobStatus | None = None
@@ -26,6 +29,10 @@ class JobFilter(msgspec.Struct, frozen=True, kw_only=True):
     label: str | None = None
     since: float | None = None
     until: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.status is not None:
+            check_status("status", self.status)
 
     def fits(self, info: JobInfo) -> bool:
         """Return whether a job fits."""

@@ -34,3 +34,14 @@ class JobStatus(Enum):
         return f"JobStatus.{self.name}"
 
     __str__ = __repr__
+
+
+def check_status(name: str, value: object) -> None:
+    """Check that a user has given a status.
+
+    Raises:
+        ValueError: it is something else.
+    """
+    if not isinstance(value, JobStatus):
+        known = ", ".join(map(str, JobStatus))
+        raise ValueError(f"{name} must be one of {known}, not {value!r}")  # noqa: TRY004 - a wrong name is the usual case

@@ -30,7 +30,7 @@ from dfm_async.model.job_spec import FRAME_WINDOW, JobSpec
 from dfm_async.model.options import LocalOptions, ResultLimits
 from dfm_async.model.policies import RetryPolicy
 from dfm_async.model.stats import SessionStats
-from dfm_async.model.status import JobStatus
+from dfm_async.model.status import JobStatus, check_status
 from dfm_async.planning.explain import net_text
 from dfm_async.planning.plan import Plan
 from dfm_async.planning.profile import Profile
@@ -677,6 +677,7 @@ class Session(DirectCalls):
 
         Raises:
             StoreError: the store cannot be read.
+            ValueError: ``status`` is not a ``JobStatus``, or a time is invalid.
         """
         self._supervisor.check_open()
         wanted = JobFilter(
@@ -777,6 +778,8 @@ class Session(DirectCalls):
         durable = self._with_store("delete old jobs")
         seconds = older_than.total_seconds() if isinstance(older_than, timedelta) else older_than
         check_number("older_than", seconds)
+        if status is not None:
+            check_status("status", status)
         if status is not None and not status.terminal:
             raise ValueError(f"status must be that of jobs that have ended for good, not {status.value!r}")
         return await durable.prune(time.time() - seconds, status)

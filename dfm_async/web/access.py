@@ -6,7 +6,7 @@ import hashlib
 import hmac
 import os
 import secrets
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal, Protocol, TypeAlias
 from urllib.parse import urlsplit
@@ -54,7 +54,13 @@ class Principal:
 
 
 class Authorizer(Protocol):
-    """Identifies clients, and decides what they may do. Derive from it, and implement ``__call__``."""
+    """Identifies clients, and decides what they may do. Derive from it, and implement ``__call__``.
+
+    Attributes:
+        query: the names of the query parameters that it reads, such as ``("key",)``; other unknown ones are refused.
+    """
+
+    query: Collection[str] = ()
 
     async def __call__(self, request: HTTPConnection, /) -> Principal | None:
         """Return the principal of a request; None if it is not known (the response is 401)."""
@@ -229,6 +235,11 @@ class Guard:
 
     def __init__(self, authorizer: Authorizer) -> None:
         self._authorizer = authorizer
+
+    @property
+    def query(self) -> Collection[str]:
+        """The query parameters that the authorizer reads."""
+        return self._authorizer.query
 
     async def principal(self, request: HTTPConnection) -> Principal:
         """Return the principal of a request; refuse a request without one."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Collection, Coroutine
 from typing import Any, Final, TypeAlias, TypeVar
 
 from starlette.datastructures import Headers
@@ -17,6 +17,7 @@ from starlette.websockets import WebSocket
 from dfm_async.errors import DfmError
 from dfm_async.model.events import Scalar
 from dfm_async.runtime.faults import survivable
+from dfm_async.web.requests import check_query
 from dfm_async.web.responses import Refusal, refusal_of
 from dfm_async.web.state import State
 from dfm_async.web.streams import disconnected
@@ -34,16 +35,25 @@ SocketHandler: TypeAlias = Callable[[WebSocket], Awaitable[None]]
 
 
 class Endpoint:
-    """Runs a handler. Refusals and errors of the library become responses, wherever the routes are mounted."""
+    """Runs a handler. Refusals and errors of the library become responses, wherever the routes are mounted.
 
-    def __init__(self, handler: Handler, retry: float) -> None:
+    Args:
+        handler: answers the requests.
+        retry: the number of seconds after which clients may try again what is refused for the time being.
+        query: the parameters that the query may have; None if it may have any.
+    """
+
+    def __init__(self, handler: Handler, retry: float, query: Collection[str] | None = None) -> None:
         self._handler = handler
         self._retry = retry
+        self.query = query
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
         request = Request(scope, body := _Body(receive))
         try:
+            if self.query is not None:
+                check_query(request.query_params, self.query)
             with survivable("a request"):
                 response = await self._handler(request, send)
         except (Refusal, DfmError) as error:
@@ -77,14 +87,16 @@ class _Body:
 class SocketEndpoint:
     """Runs a handler of WebSockets. A refused client gets the same response as over HTTP, if the server can send it."""
 
-    def __init__(self, handler: SocketHandler, retry: float) -> None:
+    def __init__(self, handler: SocketHandler, retry: float, query: Collection[str]) -> None:
         self._handler = handler
         self._retry = retry
+        self._query = query
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one connection."""
         socket = WebSocket(scope, receive, send)
         try:
+            check_query(socket.query_params, self._query)
             with survivable("a WebSocket"):
                 await self._handler(socket)
         except (Refusal, DfmError) as error:

@@ -94,13 +94,14 @@ class JobHandlers(Handlers):
         self, request: Request, send: Send, principal: Principal, upload: Upload, pipeline: Pipeline, body: Submission
     ) -> Response | None:
         """Submit a job, and respond with its description, or with its events if the client accepts a stream."""
+        activity = flag(request.query_params, "activity")
         if "text/event-stream" not in request.headers.get("accept", ""):
             if body.on_disconnect == "cancel":
                 message = "on_disconnect needs a response that is a stream: accept text/event-stream"
                 raise Refusal(422, "body", message)
             job = await submit_job(self._state, principal, pipeline, body)
             return answer(info_data(job.info()), 201)
-        order = _StreamOrder(principal, -1, body.on_disconnect, flag(request.query_params, "activity"), 201)
+        order = _StreamOrder(principal, -1, body.on_disconnect, activity, 201)
         with self._state.streams.slot(principal) as slot:
             job = await submit_job(self._state, principal, pipeline, body)
             upload.release()
@@ -181,7 +182,7 @@ class JobHandlers(Handlers):
         if info.status is not JobStatus.INTERRUPTED:
             raise Refusal(409, "not interrupted", f"the job is {info.status.value}: only interrupted jobs are resumed")
         with state.quota.reserve(principal, state.slots, waits=bool(job.plan.waits)):
-            accept = request.query_params.get("accept_changes") == "true"
+            accept = flag(request.query_params, "accept_changes")
             job = await state.session.resume(job.job_id, watch=state.page, accept_changes=accept)
             state.quota.add(principal, job)
         return answer(info_data(job.info()), 202)

@@ -217,6 +217,7 @@ def _submission(summary: str, body: Schema, name: str, needed: bool = True) -> S
     return {
         "operationId": name,
         "summary": summary,
+        "parameters": [_ACTIVITY],
         "requestBody": {"content": _json(body), "required": needed},
         "responses": {"201": {"description": "the job, or its events", "content": content}, **_REFUSED},
     }
@@ -311,6 +312,7 @@ def _fixed(page_size: int) -> Schema:
             _query("status", {"enum": [*STATUS_CHOICES]}, "only jobs of this status"),
             _query("pipeline", _TEXT, "only jobs of the pipeline with this name"),
             _query("principal", _TEXT, "only jobs of this principal"),
+            _query("label", _TEXT, "only jobs with this label; services label jobs with their principals"),
             _query("since", _SECONDS, "only jobs that were created then or later, in seconds since 1970"),
             _query("until", _SECONDS, "only jobs that were created before that, in seconds since 1970"),
         ),

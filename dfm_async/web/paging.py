@@ -62,18 +62,19 @@ class PageHandlers(Handlers):
         query = request.query_params
         limit = self._limit(query)
         wanted = choice(query, "status", _ANY, STATUS_CHOICES)
-        label, only = query.get("principal"), state.guard.only_label(principal)
+        # Jobs are labelled with their principals: all of these name the label, if they are there.
+        labels = {query.get("label"), query.get("principal"), state.guard.only_label(principal)} - {None}
+        if len(labels) > 1:
+            return answer({"jobs": [], "next": None})
         # The next page begins behind the last job, and not at a number: jobs come and go between two pages.
         jobs = state.session.find_jobs(
             status=None if wanted == _ANY else JobStatus(wanted),
             pipeline=query.get("pipeline"),
-            label=label if only is None else only,
+            label=next(iter(labels), None),
             since=moment(query, "since"),
             until=moment(query, "until"),
             before=_cursor(query.get("after")),
         )
-        if only is not None and label not in (None, only):
-            return answer({"jobs": [], "next": None})
         found: list[JobInfo] = []
         seen = 0
         async with contextlib.aclosing(jobs):

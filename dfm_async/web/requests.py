@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 import re
+from collections.abc import Collection
 from typing import Annotated, Any, Final, Literal, TypeVar
 
 import msgspec
@@ -25,6 +26,9 @@ _ON_DISCONNECT: Final = ("keep", "cancel")
 _SETS: Final = {"anyOf": [{"type": "object"}, {"type": "array", "items": {"type": "object"}}]}
 _JSON: Final = "application/json"
 _QUALITY: Final = re.compile(r"0(\.[0-9]{0,3})?|1(\.0{0,3})?")
+_LONGEST: Final = 100
+_MOST_NAMED: Final = 10
+"""The number of unknown parameters that a refusal names, and the length of their names."""
 _NUMBER: Final = re.compile(r"-?[0-9]{1,400}(\.[0-9]{1,400})?([eE][+-]?[0-9]{1,4})?")
 
 
@@ -43,6 +47,14 @@ def quality(accept: str, media: str, *, named: bool = False) -> float:
         found[kind] = float(given) if _QUALITY.fullmatch(given) else 0.0
     kinds = (media,) if named else (media, f"{media.partition('/')[0]}/*", "*/*")
     return next((found[kind] for kind in kinds if kind in found), 0.0)
+
+
+def check_query(query: QueryParams, known: Collection[str]) -> None:
+    """Refuse parameters that a route does not have: with a filter that is misspelt, it would return everything."""
+    if unknown := [name for name in query if name not in known]:
+        names = [repr(name[:_LONGEST]) for name in unknown[:_MOST_NAMED]] + ["..."] * (len(unknown) > _MOST_NAMED)
+        has = f"the parameters {', '.join(sorted(known))}" if known else "no parameters"
+        raise Refusal(400, "query", f"unknown in the query: {', '.join(names)}. This route has {has}")
 
 
 def whole_number(query: QueryParams, name: str, default: int, least: int, most: int | None = None) -> int:

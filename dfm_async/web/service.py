@@ -153,37 +153,48 @@ class Service:
         state = self._state
         jobs, pages, monitoring, assets = JobHandlers(state), PageHandlers(state), _Monitoring(state), Assets(state)
 
-        def route(method: str, path: str, handler: Handler) -> Route:
+        always = state.guard.query
+
+        def route(method: str, path: str, handler: Handler, *query: str, checked: bool = True) -> Route:
             if method == "POST":  # others only read
                 handler = traced(state, path, handler)
-            made = Route(path, Endpoint(handler, self.limits.retry), methods=[method])
+            endpoint = Endpoint(handler, self.limits.retry, {*query, *always} if checked else None)
+            made = Route(path, endpoint, methods=[method])
             made.methods = {method}  # without HEAD, which would open a stream that nothing reads
             return made
 
-        page = [route("GET", "/", assets.index), route("GET", "/page/{name}", assets.file)] if state.page else []
+        page = [  # its address has parameters of its own
+            route("GET", "/", assets.index, checked=False),
+            route("GET", "/page/{name}", assets.file, checked=False),
+        ]
+        filters = ("status", "pipeline", "principal", "label", "since", "until")
+        socket = SocketHandlers(state).stream
         return [
-            *page,
-            route("GET", "/stream", LiveHandlers(state).stream),
+            *(page if state.page else []),
+            route("GET", "/stream", LiveHandlers(state).stream, "active"),
             route("GET", "/health", monitoring.health),
             route("GET", "/ready", monitoring.ready),
             route("GET", "/stats", monitoring.stats),
             route("GET", "/metrics", monitoring.metrics),
             route("GET", "/openapi.json", self._openapi.document),
             route("GET", "/pipelines", jobs.pipelines),
-            route("POST", "/pipelines/{name}/jobs", jobs.submit),
-            route("GET", "/jobs", pages.jobs),
-            route("POST", "/jobs", jobs.submit_pipeline),
+            route("POST", "/pipelines/{name}/jobs", jobs.submit, "activity"),
+            route("GET", "/jobs", pages.jobs, "limit", "after", *filters),
+            route("POST", "/jobs", jobs.submit_pipeline, "activity"),
             route("GET", "/jobs/{job_id}", jobs.show),
             route("DELETE", "/jobs/{job_id}", jobs.forget),
-            route("GET", "/jobs/{job_id}/events", pages.events),
             route("GET", "/jobs/{job_id}/results/{offset}", ResultHandlers(state).result),
-            route("GET", "/jobs/{job_id}/stream", jobs.stream),
+            route("GET", "/jobs/{job_id}/events", pages.events, "after", "limit", "wait"),
+            route("GET", "/jobs/{job_id}/stream", jobs.stream, "after", "activity", "on_disconnect"),
             route("GET", "/jobs/{job_id}/graph", Drawings(state).graph),
-            WebSocketRoute("/jobs/{job_id}/socket", SocketEndpoint(SocketHandlers(state).stream, self.limits.retry)),
+            WebSocketRoute(
+                "/jobs/{job_id}/socket",
+                SocketEndpoint(socket, self.limits.retry, {"after", "on_disconnect", *always}),
+            ),
             route("POST", "/jobs/{job_id}/inputs", jobs.send),
             route("POST", "/jobs/{job_id}/events/{event:path}", jobs.send_event),
             route("POST", "/jobs/{job_id}/finish", jobs.finish),
-            route("POST", "/jobs/{job_id}/resume", jobs.resume),
+            route("POST", "/jobs/{job_id}/resume", jobs.resume, "accept_changes"),
             route("POST", "/jobs/{job_id}/retry", jobs.retry),
             route("POST", "/jobs/{job_id}/fork", jobs.fork),
             route("POST", "/jobs/{job_id}/cancel", jobs.cancel),

@@ -97,6 +97,15 @@ async def test_jobs_are_found_by_the_time_of_their_submission(opens_inline: Open
             assert await ids(session.find_jobs(before=position)) == "ba"
 
 
+async def test_a_status_that_does_not_exist_is_refused_with_those_that_do(opens_inline: Open) -> None:
+    problem = r"status must be one of JobStatus.SUBMITTED, .*, not 'bogus'"
+    async with opens_inline() as session:
+        with pytest.raises(ValueError, match=problem):
+            session.find_jobs(status="bogus")  # type: ignore[arg-type]
+        with pytest.raises(ValueError, match=problem):
+            await session.prune(0, "bogus")  # type: ignore[arg-type]
+
+
 async def test_a_running_job_is_found_by_its_present_status(opens_inline: Open) -> None:
     async with opens_inline() as first, opens_inline() as second:
         job = await first.execute(PIPELINES["daily"], None, job_id="open")

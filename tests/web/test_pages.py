@@ -56,6 +56,13 @@ async def test_lists_of_jobs_are_filtered_page_by_page(store_url: str, *, stored
             assert await ids(pipeline="squares") == newest[1::2]
             assert await ids(pipeline="squares", limit=2) == newest[1:4:2]
             assert await ids(principal="anyone") == newest
+            for query in {"label": "anyone"}, {"label": "anyone", "principal": "anyone"}:
+                listed = (await server.client.get("/jobs", params=query)).json()["jobs"]
+                assert [job["job_id"] for job in listed] == newest[:2]
+            for query in {"label": "nobody"}, {"label": "anyone", "principal": "nobody"}:
+                assert (await server.client.get("/jobs", params=query)).json() == {"jobs": [], "next": None}
+            with pytest.raises(ValueError, match=r"JobStatus\.FINISHED, .*, not 'finished'"):
+                await client.jobs(status="finished")  # type: ignore[arg-type]
             assert await ids(principal="nobody") == await ids(pipeline="none") == []
             assert await ids(since=made[newest[2]]) == newest[:3]
             assert await ids(since=made[newest[4]], until=made[newest[0]], pipeline="counting") == [

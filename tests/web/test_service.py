@@ -19,13 +19,13 @@ from fastapi import Depends, FastAPI
 from openapi_spec_validator import validate
 from pydantic import BaseModel
 from starlette.applications import Starlette
-from starlette.requests import Request
+from starlette.requests import HTTPConnection, Request
 from starlette.responses import JSONResponse
 from starlette.routing import Route
 
 from dfm_async import Job, JobStatus, Pipeline, PipelineError, Session, SessionClosed, Yield
 from dfm_async.errors import StoreError
-from dfm_async.web import Service
+from dfm_async.web import Authorizer, Principal, Service
 from tests.support.processes import ROOT, read_until, started, started_server
 from tests.support.waiting import PROMPT
 from tests.web.rig import (
@@ -166,6 +166,44 @@ async def test_invalid_services_are_refused() -> None:
         with pytest.raises(SessionClosed):
             async with service.lifespan():
                 pass
+
+
+# queries
+
+
+class ByKey(Authorizer):
+    query = ("key",)
+
+    async def __call__(self, request: HTTPConnection, /) -> Principal | None:
+        return None if request.query_params.get("key") != "s3cret" else Principal("ada")
+
+
+async def test_query_parameters_that_a_route_does_not_have_are_refused() -> None:
+    async with serving(new_service(allow_pipelines=True)) as server:
+        document = (await server.client.get("/openapi.json")).json()["paths"]
+        for route in server.service.routes:
+            if not isinstance(route, Route) or route.path in ("/", "/page/{name}"):  # addresses for people
+                continue
+            (method,) = route.methods or ()
+            path = route.path.replace(":path", "").replace("{name}", "squares")
+            described = document[path][method.lower()].get("parameters", ())
+            known = sorted(found["name"] for found in described if found["in"] == "query")
+            where = path.replace("{job_id}", "none").replace("{event}", "approval")
+            refused = await server.client.request(method, where, params={"lable": "x", "Status": "y"})
+            assert (refused.status_code, refused.json()["error"]) == (400, "query"), path
+            has = f"the parameters {', '.join(known)}" if known else "no parameters"
+            message = f"unknown in the query: 'lable', 'Status'. This route has {has}"
+            assert refused.json()["message"] == message
+        many = await server.client.get("/jobs", params={f"{number}" * 200: "x" for number in range(9, 30)})
+        assert len(many.json()["message"]) < 1500
+        assert (await server.client.get("/?lable=x")).status_code == 200
+
+
+async def test_authorizers_name_the_query_parameters_that_they_read() -> None:
+    async with serving(new_service(authorizer=ByKey())) as server:
+        assert (await server.client.get("/jobs?key=s3cret")).status_code == 200
+        assert await refusal(server.client.get("/jobs?key=other")) == (401, "unauthenticated")
+        assert await refusal(server.client.get("/jobs?key=s3cret&keys=1")) == (400, "query")
 
 
 # draining

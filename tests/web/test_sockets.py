@@ -76,6 +76,7 @@ async def test_refused_socket_gets_the_http_response_and_logs_no_error(caplog: p
 
         assert await refused("nothing") == (404, "job")
         assert await refused(job_id, "?after=x") == (422, "query")
+        assert await refused(job_id, "?before=1") == (400, "query")
         assert await refused(job_id, origin="https://evil.example") == (403, "origin")
         async with to(server, job_id) as socket:
             await socket.recv()
