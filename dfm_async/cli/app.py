@@ -21,6 +21,7 @@ from dfm_async.cli.options import (
     QuietOption,
     RunOptions,
     ServeOptions,
+    ServiceOptions,
     SourceOptions,
     Work,
     command,
@@ -112,7 +113,7 @@ def jobs(
 
 @command(app)
 def top(
-    source: SourceOptions,
+    source: ServiceOptions,
     once: Annotated[bool, typer.Option("--once", help="Show the state once, and end.")] = False,
     as_json: JsonOption = False,
 ) -> Work:
@@ -177,23 +178,23 @@ def send(
 @command(app)
 def retry(
     job: Annotated[str, typer.Argument(metavar="JOB", help="The id of the job.", show_default=False)],
-    source: SourceOptions,
+    source: ServiceOptions,
     as_json: JsonOption = False,
 ) -> Work:
-    """Run the failed parameter sets of a job again."""
+    """Run the failed parameter sets of a job of a service again."""
     from dfm_async.cli.jobs import retry as retry_job
 
     return retry_job(source, job, as_json=as_json)
 
 
-@command(app)
+@command(app, "Run a job again from a node on.")
 def fork(
     job: Annotated[str, typer.Argument(metavar="JOB", help="The id of the job.", show_default=False)],
     from_node: Annotated[
         str,
         typer.Option(metavar="NODE", help="The first node that runs again, such as train#0.", show_default=False),
     ],
-    source: SourceOptions,
+    source: ServiceOptions,
     frame: Annotated[
         str | None,
         typer.Option(metavar="N,N,...", help="One call of it: its parameter set, and its iterations of loops."),
@@ -203,7 +204,7 @@ def fork(
     ] = False,
     as_json: JsonOption = False,
 ) -> Work:
-    """Run a job again from a node on, with what was recorded before it."""
+    """Run a job of a service again from a node on, with what was recorded before it."""
     from dfm_async.cli.jobs import fork as fork_job
 
     return fork_job(source, job, from_node, frame, accept_changes=accept_changes, as_json=as_json)

@@ -11,9 +11,9 @@ import msgspec
 from rich.table import Table
 from rich.text import Text
 
-from dfm_async.cli.options import EventOptions, Output, SourceOptions
+from dfm_async.cli.options import EventOptions, Output, ServiceOptions, SourceOptions
 from dfm_async.cli.params import parse_value
-from dfm_async.cli.program import BadInput, Exit, Unreachable, exit_of_status, print_message, safe, safe_json
+from dfm_async.cli.program import BadInput, Exit, exit_of_status, print_message, safe, safe_json
 from dfm_async.cli.references import load_module
 from dfm_async.cli.results import check_places, json_values, value_text, writer_of
 from dfm_async.cli.stores import store_session
@@ -62,7 +62,7 @@ def _open(source: SourceOptions, modules: Sequence[str] = ()) -> AbstractAsyncCo
     return open_client(source) if source.store is None else _stored_jobs(source.store, modules)
 
 
-def open_client(source: SourceOptions) -> Client:
+def open_client(source: ServiceOptions) -> Client:
     """Connect to the service."""
     try:
         from dfm_async.client import Client
@@ -125,20 +125,6 @@ class _StoredJobs:
         job = await self._job(job_id)
         await job.send(name, value, frame=frame)
         return job.info()
-
-    async def retry_failed(self, job_id: str) -> JobInfo:
-        """Refuse: a store has no operations."""
-        raise Unreachable(
-            f"job {job_id} needs its operations to run again: give --url of the service that serves this store, or "
-            "call job.retry_failed() in a program"
-        )
-
-    async def fork(self, job_id: str, from_node: str, frame: Sequence[int] | None, accept_changes: bool) -> JobInfo:
-        """Refuse: a store has no operations."""
-        raise Unreachable(
-            f"job {job_id} needs its operations to run again: give --url of the service that serves this store, or "
-            f"call job.fork({from_node!r}) in a program"
-        )
 
     async def _job(self, job_id: str) -> Job:
         job = await self._session.reattach(job_id)
@@ -263,11 +249,11 @@ async def send(options: SourceOptions, job_id: str, name: str, text: str, frame:
     return Exit.SUCCESS
 
 
-async def retry(options: SourceOptions, job_id: str, *, as_json: bool) -> int:
+async def retry(options: ServiceOptions, job_id: str, *, as_json: bool) -> int:
     """Run the failed parameter sets of a job again, and show the new job."""
     output = StandardOutput()
-    async with _open(options) as source:
-        info = await source.retry_failed(job_id)
+    async with open_client(options) as client:
+        info = await client.retry_failed(job_id)
     if as_json:
         await output.line(safe_json(msgspec.json.encode(info)))
         return Exit.SUCCESS
@@ -277,12 +263,12 @@ async def retry(options: SourceOptions, job_id: str, *, as_json: bool) -> int:
 
 
 async def fork(
-    options: SourceOptions, job_id: str, from_node: str, frame: str | None, *, accept_changes: bool, as_json: bool
+    options: ServiceOptions, job_id: str, from_node: str, frame: str | None, *, accept_changes: bool, as_json: bool
 ) -> int:
     """Run a job again from a node on, and show the new job."""
     output, numbers = StandardOutput(), None if frame is None else _frame(frame)
-    async with _open(options) as source:
-        info = await source.fork(job_id, from_node, numbers, accept_changes)
+    async with open_client(options) as client:
+        info = await client.fork(job_id, from_node, numbers, accept_changes)
     if as_json:
         await output.line(safe_json(msgspec.json.encode(info)))
         return Exit.SUCCESS

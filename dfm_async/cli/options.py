@@ -147,6 +147,13 @@ class Target(StrEnum):
     INLINE = "inline"
 
 
+class Checkpoint(StrEnum):
+    """Which calls are recorded."""
+
+    MARKED = "marked"
+    CALLS = "calls"
+
+
 class OnError(StrEnum):
     """Whether other work continues after an error."""
 
@@ -208,6 +215,9 @@ class RunOptions(SessionOptions):
         str | None,
         option("Start the job at this time, such as 2026-11-20T03:00+01:00 or ...Z, or in seconds since 1970.", "TIME"),
     ] = None
+    checkpoint: Annotated[
+        Checkpoint, typer.Option(help="With --store: record the calls that are marked with checkpoint=True, or all.")
+    ] = Checkpoint.MARKED
     on_error: Annotated[OnError, typer.Option(help="Whether other work continues after an error.")] = OnError.CONTINUE
     concurrency: Annotated[
         int | None,
@@ -258,16 +268,22 @@ class ServeOptions(SessionOptions):
 
 
 @dataclass(frozen=True, kw_only=True)
-class SourceOptions:
-    """The jobs of other processes: of a service, or of a store."""
+class ServiceOptions:
+    """A service that runs."""
 
     url: Annotated[str, typer.Option(metavar="URL", envvar="DFM_URL", help="The address of a running service.")] = (
         "http://127.0.0.1:8000"
     )
-    store: Annotated[str | None, option("Use a store instead of a service, as in sqlite:///jobs.db.", "URL")] = None
     token_file: Annotated[
         Path | None, option("A file with the token for the service; by default DFM_TOKEN.", "FILE")
     ] = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class SourceOptions(ServiceOptions):
+    """The jobs of other processes: of a service, or of a store."""
+
+    store: Annotated[str | None, option("Use a store instead of a service, as in sqlite:///jobs.db.", "URL")] = None
 
 
 @dataclass(frozen=True, kw_only=True)

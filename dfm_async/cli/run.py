@@ -5,16 +5,17 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import secrets
+import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine
 from contextlib import AbstractAsyncContextManager
-from datetime import datetime
+from datetime import UTC, datetime
 from pathlib import Path
 from types import ModuleType
-from typing import Any, TypeAlias
+from typing import Any, Final, TypeAlias
 
 from dfm_async.base.text import columns
 from dfm_async.cli.flare.kits import flare_options
-from dfm_async.cli.options import Output, RunOptions, Target
+from dfm_async.cli.options import Checkpoint, Output, RunOptions, Target
 from dfm_async.cli.params import ParameterFile, ParameterSet, parameter_rows, parse_params
 from dfm_async.cli.program import BadInput, Exit, Unwritable, exit_of_status
 from dfm_async.cli.references import find_federation, find_pipeline, set_workers
@@ -34,6 +35,10 @@ from dfm_async.session.job import Job
 from dfm_async.session.session import Session
 from dfm_async.telemetry.sinks import FileSink
 
+_EARLIEST: Final = datetime(2001, 9, 9, tzinfo=UTC).timestamp()
+_LATEST: Final = datetime(2286, 1, 1, tzinfo=UTC).timestamp()
+"""Numbers outside of these are not meant as seconds since 1970, but as a year, a date, or in milliseconds."""
+
 Around: TypeAlias = Callable[[Session], AbstractAsyncContextManager[None]]
 """What the run of a pipeline is entered with."""
 
@@ -52,6 +57,8 @@ def run_pipeline(
     federation, module = find_federation(options.federation, compat=options.compat)
     if options.workers is not None and options.target is Target.INLINE:
         raise BadInput("--workers cannot be used with --target inline: everything runs in this process")
+    if options.checkpoint is Checkpoint.CALLS and options.store is None:
+        raise BadInput("--checkpoint calls needs --store, such as sqlite:///jobs.db: calls are recorded beside it")
     set_workers(federation, options.workers)
     session = Session(
         federation,
@@ -132,6 +139,7 @@ async def _run_job(session: Session, pipeline: Pipeline, options: RunOptions, ou
                 concurrency=options.concurrency,
                 retry=_retry(options.retry),
                 watch=live,
+                checkpoint=options.checkpoint.value,
             )
         except JobExists as error:
             raise BadInput(f"{error}, or pass the same parameters again") from error
@@ -168,7 +176,14 @@ def _moment(text: str) -> float:
         BadInput: it is neither.
     """
     try:
-        found: float | datetime = float(text)
+        seconds = float(text)
+        found: float | datetime = seconds
+        if _EARLIEST > seconds >= 0 or seconds > _LATEST:
+            now = f"{time.time():.0f} is now"
+            raise BadInput(
+                f"--start-at {text!r} is not a plausible number of seconds since 1970 ({now}). Write a date and a "
+                "time with a time zone, such as 2026-11-20T03:00Z"
+            )
     except ValueError:
         try:
             found = datetime.fromisoformat(text)

@@ -16,8 +16,8 @@ from rich.text import Text
 
 from dfm_async.base.text import size_text, time_text
 from dfm_async.cli.jobs import open_client
-from dfm_async.cli.options import SourceOptions
-from dfm_async.cli.program import BadInput, Exit, safe, safe_json
+from dfm_async.cli.options import ServiceOptions
+from dfm_async.cli.program import Exit, safe, safe_json
 from dfm_async.cli.terminal import StandardOutput, terminal
 from dfm_async.cli.view import counted
 from dfm_async.model.info import JobInfo
@@ -42,10 +42,8 @@ class Snapshot(msgspec.Struct, kw_only=True):
     jobs: list[JobInfo]
 
 
-async def show_top(options: SourceOptions, *, once: bool, as_json: bool) -> int:
+async def show_top(options: ServiceOptions, *, once: bool, as_json: bool) -> int:
     """Show the state of a service: once, or whenever it has changed, until Ctrl-C or until the service ends."""
-    if options.store is not None:
-        raise BadInput("a store runs no jobs: give the --url of the service that serves it")
     output = StandardOutput()
     async with open_client(options) as client:
         if once or not (as_json or sys.stdout.isatty()):

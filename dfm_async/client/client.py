@@ -113,6 +113,7 @@ class Client:
         deadline: float | None = None,
         on_error: Literal["continue", "stop"] = "continue",
         start_at: float | datetime | None = None,
+        checkpoint: Literal["marked", "calls"] = "marked",
     ) -> JobInfo:
         """Submit a job.
 
@@ -125,6 +126,8 @@ class Client:
             deadline: abort the job after this many seconds.
             on_error: whether other work continues after an error.
             start_at: when the job starts, as a datetime with a time zone, or in seconds since 1970.
+            checkpoint: which calls are recorded if the service has a store: those of operations with
+                ``checkpoint=True``, or all.
         """
         given: Any = {} if params is None and not stay_open else params
         body: dict[str, Any] = {
@@ -136,6 +139,8 @@ class Client:
         }
         if start_at is not None:
             body["start_at"] = moment("start_at", start_at)
+        if checkpoint != "marked":
+            body["checkpoint"] = checkpoint
         if job_id is not None:
             body["job_id"] = job_id
         path = f"/pipelines/{quote(pipeline, safe='')}/jobs" if isinstance(pipeline, str) else "/jobs"

@@ -10,7 +10,7 @@ from collections import defaultdict, deque
 from collections.abc import Iterator, Sequence
 from typing import Final, TypeAlias
 
-from dfm_async.errors import DfmError
+from dfm_async.errors import ParameterError
 from dfm_async.model.ids import Frame
 from dfm_async.planning.plan import NodePlan
 
@@ -31,7 +31,7 @@ class Fork:
             last ones are missing, the fork begins at all these calls.
 
     Raises:
-        DfmError: there is no such node, or it cannot have such a frame.
+        ParameterError: there is no such node, or it cannot have such a frame.
     """
 
     def __init__(self, nodes: Sequence[NodePlan], name: str, frame: Frame) -> None:
@@ -43,7 +43,7 @@ class Fork:
         if len(frame) > 1 + len(self._loops):
             loops = "".join(f", and its iteration of {self._nodes[loop].label}" for loop in self._loops)
             message = f"a frame of {self.label} is the number of a parameter set{loops}, not {list(frame)}"
-            raise DfmError(message)
+            raise ParameterError([message])
         self._after: set[int] = set()
         """The statements that depend on the node, in the same iterations of the loops around it."""
         self._repeated: set[int] = set()
@@ -146,4 +146,4 @@ def _named(nodes: Sequence[NodePlan], name: str) -> NodePlan:
         return found[0]
     listed = ", ".join(node.label for node in calls) or "none"
     problem = f"the pipeline has several calls of {name!r}" if found else f"the pipeline has no call {name!r}"
-    raise DfmError(f"{problem}; its calls are: {listed}")
+    raise ParameterError([f"{problem}; its calls are: {listed}"])

@@ -642,12 +642,12 @@ class DurableJobs:
         Raises:
             JobNotFound: the store does not have the job any longer.
             StoreError: what is stored of it is damaged.
-            DfmError: the job does not have this parameter set.
+            ParameterError: the job does not have this parameter set.
         """
         stored = await self._flushed(record)
         if index is not None and index >= stored.frames:
             last = f"the last one is {stored.frames - 1}" if stored.frames else "it has none"
-            raise DfmError(f"job {record.job_id} has no parameter set {index}: {last}")
+            raise ParameterError([f"job {record.job_id} has no parameter set {index}: {last}"])
         return await self._rows(record, stored, list(range(stored.frames)) if index is None else [index])
 
     async def _flushed(self, record: JobRecord) -> StoredJob:

@@ -403,7 +403,8 @@ class Job(Shown, Generic[R_co]):
         Raises:
             PipelineError: the code of operations has changed whose recorded values would be used, or the federation
                 does not offer what the job needs.
-            DfmError: there is no such node or parameter set, no such call is recorded, or the session has no store.
+            ParameterError: there is no such node or parameter set, or no such call is recorded.
+            DfmError: the session has no store.
         """
         record = self._known()
         await record.wait()

@@ -318,7 +318,7 @@ class Submission:
         if len(frame) > 1:
             recorded = await self._durable.recorded_frames(before, fork.label)
             if not any(found[: len(frame)] == frame for found in recorded):
-                raise DfmError(_not_recorded(record.job_id, fork.label, frame, recorded))
+                raise ParameterError([_not_recorded(record.job_id, fork.label, frame, recorded)])
         return await self._run_again(record, params, {"fork_of": before.job_id, **changed}, fork.is_kept)
 
     async def _run_again(

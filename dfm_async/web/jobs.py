@@ -246,6 +246,8 @@ async def submit_job(state: State, principal: Principal, pipeline: Pipeline, bod
     state.streams.check_draining()
     if body.priority > 0 and not state.guard.allows(principal, "prioritize"):
         raise Refusal(403, "forbidden", "you may not submit jobs with a priority above 0")
+    if body.checkpoint == "calls" and not state.session._has_store:
+        raise Refusal(422, "body", "the body is invalid", ["checkpoint: 'calls' needs a service with a store"])
     waits = any(isinstance(found, WaitStatement | SleepStatement) for found in walk_statements(pipeline.body))
     with state.quota.reserve(principal, state.slots, idle=body.open or body.params is None, waits=waits):
         job = await state.session.execute(
@@ -257,6 +259,7 @@ async def submit_job(state: State, principal: Principal, pipeline: Pipeline, bod
             deadline=body.deadline,
             start_at=body.start_at,
             on_error=body.on_error,
+            checkpoint=body.checkpoint,
             label=principal.id,
             watch=state.page,
         )

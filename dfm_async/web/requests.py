@@ -149,6 +149,10 @@ class Submission(_Body):
         float | None, Field(ge=0, le=LAST_MOMENT, description="when the job starts, in seconds since 1970")
     ] = None
     on_error: Annotated[Literal["continue", "stop"], Field(description="whether other work goes on")] = "continue"
+    checkpoint: Annotated[
+        Literal["marked", "calls"],
+        Field(description="which calls are recorded: those that are marked, or all, which needs a store"),
+    ] = "marked"
     on_disconnect: Annotated[OnDisconnect, Field(description="when the reader of the response disconnects")] = "keep"
 
 

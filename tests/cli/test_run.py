@@ -324,6 +324,21 @@ def test_job_starts_at_the_time_of_the_command(store: list[str]) -> None:
     assert statuses(store) == ["interrupted"]
 
 
+def test_all_calls_of_a_run_can_be_recorded(tmp_path: Path, store: list[str]) -> None:
+    recorded = []
+    for checkpoint in "marked", "calls":
+        done = invoked(
+            "run", STATIONS, "squares", "-p", "x=3", "--target", "inline", "-q", *store, "--checkpoint", checkpoint
+        )
+        assert done.exit_code == 0, done.stderr
+        recorded.append([*tmp_path.glob("*-checkpoints/*")])
+    assert recorded[0] == []
+    assert recorded[1] != []
+    refused = invoked("run", STATIONS, "squares", "-p", "x=3", "--checkpoint", "calls")
+    assert refused.exit_code == 2
+    assert "--checkpoint calls needs --store" in refused.stderr
+
+
 @pytest.mark.parametrize(
     ("time", "problem"),
     [
@@ -331,6 +346,9 @@ def test_job_starts_at_the_time_of_the_command(store: list[str]) -> None:
         ("2026-11-20T03:00", "has no time zone: add Z for UTC, or an offset, as in 2026-11-20T03:00:00"),
         ("nan", "number from 0"),
         ("-5", "number from 0"),
+        ("2020", "--start-at '2020' is not a plausible number of seconds since 1970"),
+        ("202611200300", "Write a date and a time with a time zone, such as 2026-11-20T03:00Z"),
+        ("1795144800000", "is now)"),
     ],
 )
 def test_invalid_times_are_refused(time: str, problem: str) -> None:

@@ -120,9 +120,6 @@ def test_top_shows_what_runs_and_why_jobs_wait(url: str, tmp_path: Path) -> None
     assert re.search(r"^0 running, 0 waiting for a slot", table)
     assert re.search(r"^site +worker +jobs +running +waiting +memory +lag +state", table, re.MULTILINE)
     assert re.search(rf"^ +{pid} +0 ", table, re.MULTILINE)
-    wrong = invoked("top", "--store", "sqlite:///jobs.db")
-    assert (wrong.exit_code, wrong.stdout) == (2, "")
-    assert "a store runs no jobs" in wrong.stderr
 
 
 def test_cancel_ends_a_job_and_ctrl_c_only_the_command(url: str, tmp_path: Path) -> None:
@@ -162,6 +159,13 @@ def test_fork_needs_a_store_and_numbers(url: str) -> None:
     assert "only sessions with a store record calls" in refused.stderr
     wrong = invoked("fork", "forked", "--from-node", "square", "--frame", "0,x", "--url", url)
     assert "--frame takes numbers, such as 0,57, not '0,x'" in wrong.stderr
+
+
+def test_commands_that_need_a_service_offer_no_store() -> None:
+    for arguments in ("top",), ("retry", "x"), ("fork", "x", "--from-node", "square"):
+        refused = invoked(*arguments, "--store", "sqlite:///jobs.db")
+        assert (refused.exit_code, refused.stdout) == (2, "")
+        assert "No such option: --store" in refused.stderr
 
 
 def test_send_sends_events_to_a_job(url: str) -> None:

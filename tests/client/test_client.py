@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 from contextlib import aclosing
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import httpx2
 import pandas as pd
@@ -20,8 +20,11 @@ from dfm_async import (
     JobStatus,
     OperationFailed,
     ParameterError,
+    Pipeline,
     PipelineError,
+    PlaceParam,
     Session,
+    Yield,
 )
 from dfm_async.client import Client
 from dfm_async.errors import JobExists, ServiceError
@@ -201,9 +204,8 @@ async def test_a_job_of_a_store_can_be_forked(tmp_path: Path) -> None:
         fork = await client.fork(job.job_id, "square", frame=1)
         assert (fork.fork_of, fork.sets) == (job.job_id, 1)
         assert [event.value async for event in client.results(fork.job_id)] == [9]
-        with pytest.raises(ServiceError, match="the pipeline has no call 'cube'; its calls are: square#0") as unknown:
+        with pytest.raises(ParameterError, match="the pipeline has no call 'cube'; its calls are: square#0"):
             await client.fork(job.job_id, "cube")
-        assert (unknown.value.status, unknown.value.code) == (409, "refused")
 
 
 class Broken(httpx2.AsyncByteStream):
@@ -269,6 +271,38 @@ async def test_a_service_that_does_not_run_is_an_error() -> None:
 def test_an_invalid_url_is_refused(url: str) -> None:
     with pytest.raises(ValueError, match="invalid service URL"):
         Client(url)
+
+
+async def test_all_calls_of_a_job_can_be_recorded(tmp_path: Path) -> None:
+    called: list[int] = []
+    counting = Federation("counting")
+    lab = counting.site("lab")
+
+    @lab.operation
+    async def noted(x: int) -> int:
+        called.append(x)
+        return x
+
+    with Pipeline("twice") as twice:
+        Yield(noted(noted(PlaceParam("x"))))
+
+    session = Session(counting, target="inline", store=f"sqlite:///{tmp_path}/jobs.db")
+    service = new_service(session=session, pipelines={"twice": twice})
+    async with serving(service) as server, Client(str(server.client.base_url)) as client:
+        expected: list[tuple[Literal["marked", "calls"], int]] = [("marked", 4), ("calls", 3)]
+        for checkpoint, calls in expected:
+            called.clear()
+            job = await client.submit("twice", {"x": 1}, checkpoint=checkpoint)
+            assert [result.value async for result in client.results(job.job_id)] == [1]
+            fork = await client.fork(job.job_id, "noted#1")
+            assert [result.value async for result in client.results(fork.job_id)] == [1]
+            assert len(called) == calls
+
+
+async def test_recording_all_calls_needs_a_store(client: Client) -> None:
+    with pytest.raises(ServiceError, match="checkpoint: 'calls' needs a service with a store") as caught:
+        await client.submit("squares", {"x": 1}, checkpoint="calls")
+    assert (caught.value.status, caught.value.code) == (422, "body")
 
 
 async def test_job_can_start_later(client: Client) -> None:

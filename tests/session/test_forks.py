@@ -15,6 +15,7 @@ from dfm_async import (
     ForEach,
     If,
     JobFailed,
+    ParameterError,
     Pipeline,
     PipelineError,
     PlaceParam,
@@ -189,7 +190,7 @@ async def test_a_fork_uses_the_new_code_of_the_node(tmp_path: Path) -> None:
 async def test_a_fork_from_nowhere_is_explained(session: Session, arguments: Any, message: str) -> None:
     job = await session.execute(training(), [{"x": 0}, {"x": 1}])
     await job
-    with pytest.raises(DfmError, match=message):
+    with pytest.raises(ParameterError, match=message):
         await job.fork(*arguments)
 
 
@@ -210,7 +211,7 @@ async def test_one_of_several_calls_of_an_operation_must_be_chosen(session: Sess
     with Pipeline() as pipeline:
         Yield(OPS.prepare(OPS.prepare(1)))
     job = await session.execute(pipeline)
-    with pytest.raises(DfmError, match="several calls of 'prepare'; its calls are: prepare#0, prepare#1"):
+    with pytest.raises(ParameterError, match="several calls of 'prepare'; its calls are: prepare#0, prepare#1"):
         await job.fork("prepare")
     CALLS.clear()
     assert (await (await job.fork("prepare#1")).first()).value == 3

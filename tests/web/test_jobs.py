@@ -161,7 +161,7 @@ async def test_all_problems_of_a_submission_are_reported(server: Server) -> None
     assert (found.status_code, len(found.json()["problems"])) == (422, 3)
     assert await refused_fields(post("/pipelines/squares/jobs", json={"x": 3})) == [
         "x: unknown field (the request has: params, open, job_id, priority, deadline, start_at, on_error, "
-        "on_disconnect). "
+        "checkpoint, on_disconnect). "
         'Write parameters of the pipeline as {"params": {"x": ...}}'
     ]
     assert await refused_fields(post("/pipelines/squares/jobs", json=[])) == ["the body must be a JSON object"]
