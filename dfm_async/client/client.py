@@ -20,7 +20,7 @@ from dfm_async.errors import ServiceError
 from dfm_async.language.pipeline import Pipeline
 from dfm_async.model.checks import moment
 from dfm_async.model.events import Activity, Event, Result
-from dfm_async.model.info import JobInfo
+from dfm_async.model.info import JobInfo, ScheduleInfo
 from dfm_async.model.stats import SessionStats, SiteStats
 from dfm_async.model.status import JobStatus, check_status
 from dfm_async.results.event_codec import event_from_data
@@ -193,6 +193,14 @@ class Client:
         found = await self._connection.request("GET", "/stats")
         try:
             return msgspec.convert(found, SessionStats)
+        except INVALID as error:
+            raise self._connection.invalid(error) from error
+
+    async def schedules(self) -> list[ScheduleInfo]:
+        """Return the schedules of the service; none without the permission ``metrics``."""
+        found = await self._connection.request("GET", "/schedules")
+        try:
+            return msgspec.convert(found["schedules"], list[ScheduleInfo])
         except INVALID as error:
             raise self._connection.invalid(error) from error
 

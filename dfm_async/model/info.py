@@ -52,6 +52,24 @@ class WaitInfo(msgspec.Struct, frozen=True, kw_only=True):
     until: float | None = None
 
 
+class ScheduleInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """A schedule that is open: an element of ``session.schedules()``.
+
+    Attributes:
+        name: its name.
+        timetable: when its ticks are, in words.
+        next_at: when the next tick is, in seconds since 1970; None if there is none.
+        last_job: the id of the job of the last tick that ran, here or in another replica; None if there is none.
+        missed: what happens to ticks that were missed.
+    """
+
+    name: str
+    timetable: str
+    next_at: float | None
+    last_job: str | None
+    missed: str
+
+
 class JobInfo(msgspec.Struct, frozen=True, kw_only=True):
     """The state of a job at one moment: the result of :meth:`Job.info`.
 
@@ -73,6 +91,7 @@ class JobInfo(msgspec.Struct, frozen=True, kw_only=True):
         retry_of: the id of the job whose failed parameter sets it runs again, if it does.
         start_at: when it starts, if ``execute(start_at=...)`` was given; in seconds since 1970.
         fork_of: the id of the job that it is a fork of, if it is one.
+        stored: whether it is in a store, so that it can be resumed and forked.
         waits_for: what it waits for, in words, such as ``gpus of site 'lab': 1 of 1 in use, 3 calls waiting``; None if
             it has ended, or is not known to wait for anything.
         waits: the parameter sets that wait for events or times: the first 100. Only known where the job runs.
@@ -95,6 +114,7 @@ class JobInfo(msgspec.Struct, frozen=True, kw_only=True):
     accepts: bool
     retry_of: str | None = None
     fork_of: str | None = None
+    stored: bool = False
     waits_for: str | None = None
     start_at: float | None = None
     waits: tuple[WaitInfo, ...] = ()

@@ -5,6 +5,7 @@ from dfm_async.base.lazy import lazy_imports
 with lazy_imports(__name__):
     from dfm_async.model.events import Results as Results
     from dfm_async.model.info import JobInfo as JobInfo
+    from dfm_async.model.info import ScheduleInfo as ScheduleInfo
     from dfm_async.results.watching import ActivityReader as ActivityReader
     from dfm_async.session.broadcast import EachStream as EachStream
     from dfm_async.session.broadcast import SiteReply as SiteReply

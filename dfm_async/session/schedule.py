@@ -16,7 +16,7 @@ import msgspec
 from dfm_async.base.signals import Signal
 from dfm_async.base.wall_clock import moment_text, sleep_until, wall_time
 from dfm_async.errors import DfmError, JobExists, SessionClosed
-from dfm_async.model.info import JobInfo
+from dfm_async.model.info import JobInfo, ScheduleInfo
 from dfm_async.model.options import ResultLimits
 from dfm_async.model.policies import RetryPolicy
 from dfm_async.planning.plan import Plan
@@ -70,8 +70,8 @@ class ScheduleOwner(msgspec.Struct, Generic[R], frozen=True, kw_only=True):
     """Yields the jobs with a label, the newest first."""
     spawn: Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]]
     """Starts a task of the session."""
-    names: set[str]
-    """The names of the schedules that are open."""
+    opened: dict[str, Schedule[Any]]
+    """The schedules that are open, by name."""
 
 
 class Schedule(ClosableIterator, Generic[R]):
@@ -128,9 +128,9 @@ class Schedule(ClosableIterator, Generic[R]):
         if self._task is not None or self._plan is not None:
             raise SessionClosed(f"the schedule {self.name!r} was opened before; make a new one")
         owner = self._owner
-        if self.name in owner.names:
+        if self.name in owner.opened:
             raise ValueError(f"a schedule {self.name!r} is open already in this session: choose another name")
-        owner.names.add(self.name)
+        owner.opened[self.name] = self
         try:
             self._plan = await owner.prepare()
             if not callable(self._params):
@@ -146,7 +146,7 @@ class Schedule(ClosableIterator, Generic[R]):
             self._task = owner.spawn(self._run(self._plan, self._ticks.advance(now)))
             self._task.add_done_callback(self._ended)
         except BaseException:
-            owner.names.discard(self.name)
+            del owner.opened[self.name]
             raise
         return self
 
@@ -174,6 +174,17 @@ class Schedule(ClosableIterator, Generic[R]):
     def last_job(self) -> Job[R] | None:
         """The job of the last tick that ran, here or in another replica; None if there is none."""
         return self._last_job
+
+    def info(self) -> ScheduleInfo:
+        """Return its state at this moment."""
+        following, last = self.next_at, self._last_job
+        return ScheduleInfo(
+            name=self.name,
+            timetable=repr(self._timetable),
+            next_at=None if following is None else following.timestamp(),
+            last_job=None if last is None else last.job_id,
+            missed=self._missed,
+        )
 
     def _moment(self, tick: float) -> datetime:
         return datetime.fromtimestamp(tick, self._timetable.zone)
@@ -212,7 +223,7 @@ class Schedule(ClosableIterator, Generic[R]):
             return
 
     def _ended(self, _: asyncio.Task[None]) -> None:
-        self._owner.names.discard(self.name)
+        del self._owner.opened[self.name]
         self._changed.notify()
 
     async def _start(self, plan: Plan[R], tick: float) -> None:

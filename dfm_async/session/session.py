@@ -24,7 +24,7 @@ from dfm_async.language.pipeline import Pipeline
 from dfm_async.model.checks import check_number, moment, unexpected
 from dfm_async.model.flare import FlareOptions
 from dfm_async.model.ids import JobId
-from dfm_async.model.info import JobInfo
+from dfm_async.model.info import JobInfo, ScheduleInfo
 from dfm_async.model.job_filter import JobFilter
 from dfm_async.model.job_spec import FRAME_WINDOW, JobSpec
 from dfm_async.model.options import LocalOptions, ResultLimits
@@ -122,7 +122,7 @@ class Session(DirectCalls):
         self._profile = SessionProfile(self._traces, homesite)
         self._supervisor = Supervisor(start=self._start, started=self._started, stop=self._end_jobs)
         self._durable = None if opened is None else self._open_durable(opened)
-        self._schedules: set[str] = set()
+        self._schedules: dict[str, Schedule[Any]] = {}
         self._preparation = Preparation(federation, homesite, self._target, self.options, self._profile)
         stored = None if self._durable is None else self._durable.codec
         self._params = ParameterSets(federation, self._target.codec, stored)
@@ -549,9 +549,13 @@ class Session(DirectCalls):
             reattach=self.reattach,
             find_jobs=lambda label: self.find_jobs(label=label),
             spawn=self._supervisor.spawn,
-            names=self._schedules,
+            opened=self._schedules,
         )
         return Schedule(name, timetable(cron, every, tz), params, missed=missed, overlap=overlap, owner=owner)
+
+    def schedules(self) -> list[ScheduleInfo]:
+        """Return the schedules that are open in this session, by name."""
+        return [self._schedules[name].info() for name in sorted(self._schedules)]
 
     async def _planned(self, pipeline: Pipeline[..., R] | Plan[R]) -> Plan[R]:
         if isinstance(pipeline, Plan):

@@ -185,6 +185,7 @@ def job_info(
         retry_of=found.spec.retry_of,
         start_at=found.spec.start_at,
         fork_of=found.spec.fork_of,
+        stored=found.spec.stored,
         waits_for=why,
         waits=() if waiting is None else waiting.waits,
         events_awaited=found.plan.events,

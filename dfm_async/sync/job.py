@@ -11,7 +11,7 @@ from typing import Any, Generic, Literal, Self, TypeVar, overload
 from dfm_async.base.loop_thread import LoopThread
 from dfm_async.errors import DfmError
 from dfm_async.model.events import Activity, Event, Failure, Result, Results
-from dfm_async.model.info import FailedSet, JobInfo
+from dfm_async.model.info import FailedSet, JobInfo, ScheduleInfo
 from dfm_async.model.status import JobStatus
 from dfm_async.planning.plan import Plan
 from dfm_async.session.job import Job as AsyncJob
@@ -81,6 +81,10 @@ class Schedule(Stream[Any], Generic[V]):
         """The job of the last tick that ran, here or in another replica; None if there is none."""
         found = self._loop.call(lambda: self._source.last_job)
         return None if found is None else Job(self._loop, found)
+
+    def info(self) -> ScheduleInfo:
+        """Return its state at this moment."""
+        return self._loop.call(self._source.info)
 
     def __repr__(self) -> str:
         return self._loop.call(lambda: repr(self._source))

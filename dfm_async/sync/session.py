@@ -16,7 +16,7 @@ from dfm_async.federation.federation import Federation
 from dfm_async.federation.operation import Operation
 from dfm_async.language.pipeline import Pipeline
 from dfm_async.model.flare import FlareOptions
-from dfm_async.model.info import JobInfo
+from dfm_async.model.info import JobInfo, ScheduleInfo
 from dfm_async.model.options import LocalOptions, ResultLimits
 from dfm_async.model.policies import RetryPolicy
 from dfm_async.model.stats import SessionStats, SiteStats
@@ -251,6 +251,13 @@ class Session(Blocking[AsyncSession]):
                 )
             ),
         )
+
+    def schedules(self) -> list[ScheduleInfo]:
+        """Return the schedules that are open in this session, by name.
+
+        See :meth:`dfm_async.Session.schedules`.
+        """
+        return self._call(lambda: self._async.schedules())
 
     def resume(
         self,

@@ -57,6 +57,7 @@ _JOB: Final[Schema] = {
         "accepts": {"type": "boolean", "description": "whether further parameter sets are taken"},
         "retry_of": {**_MAYBE_TEXT, "description": "the job whose failed parameter sets it runs again"},
         "fork_of": {**_MAYBE_TEXT, "description": "the job that it is a fork of"},
+        "stored": {"type": "boolean", "description": "whether it is in a store"},
         "waits_for": {**_MAYBE_TEXT, "description": "what it waits for, in words"},
         "start_at": {
             "type": ["number", "null"],
@@ -80,6 +81,17 @@ _JOB: Final[Schema] = {
             "description": "the events of its pipeline, each with the JSON schema of its value",
             "additionalProperties": {"type": "object"},
         },
+    },
+}
+_SCHEDULE: Final[Schema] = {
+    "type": "object",
+    "required": ["name"],
+    "properties": {
+        "name": _TEXT,
+        "timetable": {**_TEXT, "description": "when its ticks are, in words"},
+        "next_at": {"type": ["number", "null"], "description": "the next tick, in seconds since 1970"},
+        "last_job": {**_MAYBE_TEXT, "description": "the job of the last tick that ran"},
+        "missed": {"enum": ["skip", "once", "all"], "description": "what happens to missed ticks"},
     },
 }
 _EVENT: Final[Schema] = {
@@ -301,6 +313,7 @@ def _fixed(page_size: int) -> Schema:
         "/ready": _get("ready", "Whether jobs and streams are taken", _ANYTHING),
         "/stats": _get("stats", "What runs and what waits, and the state of the workers", _ANYTHING),
         "/metrics": _get("metrics", "Metrics for Prometheus", _PLAIN),
+        "/schedules": _get("listSchedules", "The schedules of the service", _page("schedules", _SCHEDULE)),
         "/openapi.json": _get("openapi", "This document", _ANYTHING),
         "/pipelines": _get("listPipelines", "The registered pipelines", _ANYTHING),
         "/jobs": _get(

@@ -176,6 +176,7 @@ class Service:
             route("GET", "/ready", monitoring.ready),
             route("GET", "/stats", monitoring.stats),
             route("GET", "/metrics", monitoring.metrics),
+            route("GET", "/schedules", monitoring.schedules),
             route("GET", "/openapi.json", self._openapi.document),
             route("GET", "/pipelines", jobs.pipelines),
             route("POST", "/pipelines/{name}/jobs", jobs.submit, "activity"),
@@ -429,6 +430,13 @@ class _Monitoring(Handlers):
         state = self._state
         await state.authorize(request, "metrics")
         return answer(state.session.stats())
+
+    async def schedules(self, request: Request, _send: Send) -> Response:
+        """List the schedules of this service; none for principals that may not see metrics."""
+        state = self._state
+        principal = await state.authorize(request, "list")
+        found = state.session.schedules() if state.guard.allows(principal, "metrics") else []
+        return answer({"schedules": found})
 
     async def metrics(self, request: Request, _send: Send) -> Response:
         """Return the metrics of the session and its streams."""

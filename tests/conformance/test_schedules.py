@@ -20,7 +20,7 @@ import pytest
 
 from dfm_async import Federation, Job, JobStatus, ParameterError, Session, SessionClosed
 from dfm_async.base.wall_clock import moment_text
-from dfm_async.session import Schedule
+from dfm_async.session import Schedule, ScheduleInfo
 from dfm_async.testing import VirtualClock, virtual_time
 from tests.conftest import Connect
 from tests.support.pipelines import pipeline_of
@@ -103,6 +103,30 @@ async def test_every_tick_is_a_job() -> None:
         assert [found.job_id async for found in schedule] == [at(15), at(14, day=20)]
         assert len(session.jobs()) == 3
         assert (schedule.next_at, schedule.closed) == (None, True)
+
+
+async def test_open_schedules_are_listed() -> None:
+    async with afternoon() as (clock, session):
+        later = session.schedule("weekly", reports, day_of, every=7 * 86400, missed="all")
+        async with session.schedule("nightly", reports, day_of, cron="0 15 * * *", tz="Europe/Berlin"):
+            (nightly,) = session.schedules()
+            assert nightly == ScheduleInfo(
+                name="nightly",
+                timetable="cron '0 15 * * *' Europe/Berlin",
+                next_at=datetime(2026, 11, 19, 14, tzinfo=UTC).timestamp(),
+                last_job=None,
+                missed="skip",
+            )
+            async with later:
+                assert [(found.name, found.missed) for found in session.schedules()] == [
+                    ("nightly", "skip"),
+                    ("weekly", "all"),
+                ]
+            await clock.advance(2 * 3600)
+            (nightly,) = session.schedules()
+            assert nightly.last_job == at(14)
+            assert nightly.next_at == datetime(2026, 11, 20, 14, tzinfo=UTC).timestamp()
+        assert session.schedules() == []
 
 
 async def test_schedule_runs_wherever_jobs_run(connect: Connect) -> None:

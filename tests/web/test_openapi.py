@@ -57,7 +57,18 @@ def address() -> Iterator[str]:
 
 def operations() -> list[str]:
     """The operations that the document has, by their names."""
-    names = ["health", "ready", "stats", "metrics", "openapi", "listPipelines", "listJobs", "showJob", "forgetJob"]
+    names = [
+        "listSchedules",
+        "health",
+        "ready",
+        "stats",
+        "metrics",
+        "openapi",
+        "listPipelines",
+        "listJobs",
+        "showJob",
+        "forgetJob",
+    ]
     names += [
         "readEvents",
         "readResult",

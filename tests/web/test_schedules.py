@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 
 from dfm_async import JobStatus, SessionClosed
+from dfm_async.client import Client
 from dfm_async.testing import virtual_time
-from tests.web.rig import PIPELINES, inline, new_service, serving
+from tests.web.rig import PIPELINES, Tokens, client_of, inline, new_service, serving
 
 NOON = datetime(2026, 11, 19, 12, tzinfo=UTC)
 
@@ -46,6 +47,22 @@ async def test_jobs_of_schedules_can_be_read_over_http() -> None:
         assert (found["job_id"], found["principal"]) == (job.job_id, "schedule often")
         listed = (await server.client.get("/jobs", params={"principal": "schedule often"})).json()
         assert job.job_id in [one["job_id"] for one in listed["jobs"]]
+
+
+async def test_schedules_are_listed_for_principals_that_may_see_metrics() -> None:
+    service = new_service(authorizer=Tokens())
+    service.schedule("yearly", PIPELINES["squares"], {"x": 3}, every=366 * 86400, missed="once")
+    async with service.lifespan(), client_of(service) as http:
+        for name, seen in ("ann", []), ("root", ["yearly"]):
+            found = (await http.get("/schedules", headers={"authorization": name})).json()["schedules"]
+            assert [schedule["name"] for schedule in found] == seen
+
+
+async def test_the_client_lists_schedules() -> None:
+    service = new_service()
+    service.schedule("yearly", PIPELINES["squares"], {"x": 3}, every=366 * 86400, missed="once")
+    async with serving(service) as server, Client(str(server.client.base_url)) as client:
+        assert await client.schedules() == server.session.schedules()
 
 
 @pytest.mark.parametrize(
