@@ -64,6 +64,7 @@ export class Graph {
   #marks = [];
   #edges = new Map();
   #zoom = 1; // times the size at which it fits
+  calls = []; // the labels of the nodes that call operations
 
   constructor(model, { drawn = () => {} } = {}) {
     this.model = model;
@@ -106,6 +107,7 @@ export class Graph {
     const nodes = [...root.querySelectorAll(".node[data-node]")];
     for (const node of nodes) labels.set(node.dataset.node, (labels.get(node.dataset.node) ?? 0) + 1);
     this.#marks = nodes.map(node => this.#marked(node, labels.get(node.dataset.node) > 1));
+    this.calls = [...new Set(nodes.filter(node => node.classList.contains("call")).map(node => node.dataset.node))];
     this.drawn(nodes.flatMap(node => [...node.classList].filter(name => /^s\d$/.test(name)).map(name => [node.dataset.site, name.slice(1)])));
     this.paint();
   }

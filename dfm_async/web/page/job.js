@@ -1,6 +1,7 @@
 // One job: everything that is known of it, live.
 
 import { announce, count, duration, ended, final, h, mark, moment, painter, say } from "./dom.js";
+import { askFork } from "./fork.js";
 import { Graph } from "./graph.js";
 import { EVENTS, JobModel } from "./model.js";
 import { Faults, Nodes, Series } from "./parts.js";
@@ -58,6 +59,7 @@ export class JobView {
       finish: button("Finish inputs", "plain", () => this.#steer("finish")),
       resume: button("Resume", "primary", () => this.#steer("resume")),
       retry: button("Run failed sets again", "primary", () => this.#steer("retry", undefined, info => this.open(info))),
+      fork: button("Fork job", "plain", () => askFork(id, this.graph.calls, info => this.open(info))),
       cancel: button("Cancel job", "danger", () => this.#cancel()),
     };
     this.title = h("h1", { tabindex: -1 }, h("span", {}, pipeline ?? "pipeline"), this.badge);
@@ -84,6 +86,7 @@ export class JobView {
   /** The drawing has given colours to the sites: everything else goes by it. */
   #know(sites) {
     for (const [site, index] of sites) this.#colors.set(site, index);
+    this.parts.head.paint(); // the nodes are known
   }
 
   #follow() {
@@ -164,6 +167,7 @@ export class JobView {
     this.buttons.finish.hidden = over || !info.accepts;
     this.buttons.resume.hidden = info.status !== "interrupted";
     this.buttons.retry.hidden = !["failed", "aborted"].includes(info.status) || info.sets === 0;
+    this.buttons.fork.hidden = !over || !info.stored || this.graph.calls.length === 0;
     const later = info.start_at > info.created ? info.start_at : null;
     const took = (info.finished ?? Date.now() / 1000) - (later ?? info.created);
     const waits = later !== null && info.status === "submitted";

@@ -62,6 +62,10 @@ export class Field {
   }
 }
 
+/** What is wrong with a request. */
+export const problems = error =>
+  h("div", { class: "notice bad" }, ...[error.message, ...(error.problems ?? [])].map(line => h("p", {}, line)));
+
 function parsed(text, name) {
   try {
     return JSON.parse(text);
@@ -140,8 +144,7 @@ export class Submit {
       this.dialog.close();
       this.submitted(info);
     } catch (error) {
-      const lines = [error.message, ...(error.problems ?? [])];
-      this.problem.replaceChildren(h("div", { class: "notice bad" }, ...lines.map(line => h("p", {}, line))));
+      this.problem.replaceChildren(problems(error));
     }
   }
 }

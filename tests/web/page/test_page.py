@@ -373,6 +373,47 @@ async def test_failed_sets_run_again_and_the_page_shows_the_new_job(server: Serv
     await expect(page).to_have_url(re.compile(f"job={job_id}$"))
 
 
+async def test_a_job_of_a_store_is_forked_by_a_dialog(tmp_path: Path, server: Server, browser: Browser) -> None:
+    gate("forked").set()
+    service = Service(
+        session=lambda: Session(fed, target="inline", store=f"sqlite:///{tmp_path}/jobs.db"),
+        pipelines=PIPELINES,
+        authorizer=AllowAnyone(),
+    )
+    async with serving(service) as stored, await browser.new_context() as context:
+        page = await context.new_page()
+        job_id = await stored.submit("holding", {"n": 2, "name": "forked"})
+        await page.goto(f"http://127.0.0.1:{stored.port}/dfm/?job={job_id}")
+        await page.get_by_role("button", name="Fork job").click()
+        dialog = page.get_by_role("dialog", name="Run again from a node on")
+        node_field, call_field = dialog.get_by_label("node the first"), dialog.get_by_label("call its parameter set")
+        assert await node_field.locator("option").all_inner_texts() == ["load#0", "hold#2"]
+        await sound(page, ["wcag2a", "wcag2aa", "wcag21aa", "wcag22aa", "best-practice"])
+        await node_field.select_option("hold#2")
+        for wrong, message in (
+            ("first", "call takes numbers, such as 0,57"),
+            ("0,1", "no call of hold#2 in frame [0, 1]"),
+        ):
+            await call_field.fill(wrong)
+            await dialog.get_by_role("button", name="Fork").click()
+            await expect(dialog.get_by_role("alert")).to_contain_text(message)
+        await call_field.fill("")
+        await dialog.get_by_role("button", name="Fork").click()
+        await expect(page.locator(".facts")).to_contain_text(job_id)
+        assert job_id not in page.url
+        await finished(page)
+        await expect(dialog).to_have_count(0)
+        (fork,) = [info for info in stored.session.infos() if info.fork_of == job_id]
+        assert fork.job_id in page.url
+    page = await (await browser.new_context()).new_page()
+    await page.goto(
+        f"http://127.0.0.1:{server.port}/dfm/?job={await server.submit('saying', {'text': 'kept in memory'})}"
+    )
+    await finished(page)
+    await expect(page.get_by_role("button", name="Fork job")).to_be_hidden()
+    await page.context.close()
+
+
 async def test_a_reload_loses_nothing(server: Server, opened: Open) -> None:
     job_id = await server.submit("holding", {"n": 4, "name": "reload"})
     page = await opened(job_id)
