@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import re
+import sys
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Final
@@ -21,6 +24,8 @@ from dfm_async.store.rows import VERSION
 from dfm_async.store.urls import open_store
 
 _UNITS: Final = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
+_INTERVAL: Final = 0.1
+_CLEAR: Final = "\r\x1b[K"
 _DURATION: Final = re.compile(r"(\d+(?:\.\d+)?)([smhdw])")
 
 
@@ -45,17 +50,44 @@ async def store_session(url: str) -> AsyncIterator[Session]:
         yield session
 
 
+class _Progress:
+    """Shows how far a check is, in one line of standard error, if that is a terminal."""
+
+    def __init__(self) -> None:
+        self._next = 0.0 if sys.stderr.isatty() else math.inf
+
+    def show(self, jobs: int, total: int | None) -> None:
+        """Show the number of jobs that were checked, at most ten times per second."""
+        if (now := time.monotonic()) >= self._next:
+            self._next = now + _INTERVAL
+            done = f"reading jobs: {jobs:,}" if total is None else f"decoding jobs: {jobs:,} of {total:,}"
+            _write(_CLEAR + done)
+
+    def clear(self) -> None:
+        """Clear the line, until there is progress again."""
+        if self._next < math.inf:
+            self._next = 0.0
+            _write(_CLEAR)
+
+
+def _write(text: str) -> None:
+    sys.stderr.write(text)
+    sys.stderr.flush()
+
+
 async def check(url: str, *, as_json: bool) -> int:
     """Write everything in a store that is damaged, one line each."""
-    output, count = StandardOutput(), 0
+    output, count, progress = StandardOutput(), 0, _Progress()
     async with store_session(url) as session:
-        async for error in session.check_store():
+        async for error in session.check_store(progress.show):
             count += 1
+            progress.clear()
             if as_json:
                 line = {"problem": error.problem, "advice": error.advice}
                 await output.line(safe_json(msgspec.json.encode(line)))
             else:
                 await output.line(f"{error.problem}. {error.advice}")
+    progress.clear()
     if not as_json:
         await output.line(f"{counted(count, 'problem')} found" if count else "no problems found")
     return Exit.FAILED if count else Exit.SUCCESS

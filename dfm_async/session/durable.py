@@ -273,10 +273,18 @@ class DurableJobs:
                 _log.warning("old jobs cannot be deleted: %s", error)
             await asyncio.sleep(min(max(seconds / 10, _PRUNE_FIRST), _PRUNE_LAST))
 
-    async def check(self) -> AsyncGenerator[StoreError, None]:
+    async def check(self, progress: Callable[[int, int | None], object] | None) -> AsyncGenerator[StoreError, None]:
         """Yield an error for everything in the store that is damaged, also for what only a session can decode."""
         damaged: set[str] = set()
-        async for error in self.store.check():
+        total = count = 0
+
+        def checked(jobs: int) -> None:
+            nonlocal total
+            total = jobs
+            if progress is not None:
+                progress(jobs, None)
+
+        async for error in self.store.check(checked):
             damaged.add(error.problem)
             yield error
         before: Position | None = None
@@ -288,6 +296,9 @@ class DurableJobs:
                         await read_history(self.store, stored.job_id, plan, 0)
                     except StoreError as error:
                         yield error
+                count += 1
+                if progress is not None:
+                    progress(count, max(count, total))
             before = page[-1].created, page[-1].job_id
 
     async def _checkpoints_of(self, job_id: str) -> list[tuple[str, str]]:

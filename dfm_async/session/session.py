@@ -788,15 +788,19 @@ class Session(DirectCalls):
             raise ValueError(f"status must be that of jobs that have ended for good, not {status.value!r}")
         return await durable.prune(time.time() - seconds, status)
 
-    def check_store(self) -> AsyncGenerator[StoreError]:
+    def check_store(self, progress: Callable[[int, int | None], object] | None = None) -> AsyncGenerator[StoreError]:
         """Yield an error for everything in the store that is damaged: jobs, their events and their parameter sets.
 
         Each costs one job, not the store.
 
+        Args:
+            progress: is called with the number of jobs that were checked, and the number of all jobs. The jobs are read
+                twice: first as rows of the store, while their number is not yet known (None), then decoded.
+
         Raises:
             DfmError: the session has no store.
         """
-        return self._with_store("check it").check()
+        return self._with_store("check it").check(progress)
 
     def _with_store(self, what: str) -> DurableJobs:
         self._supervisor.check_open()

@@ -331,8 +331,12 @@ class Store(Protocol):
         Only jobs with a status, if it is given. Other commits go on meanwhile.
         """
 
-    def check(self) -> AsyncIterator[StoreError]:
-        """Yield an error for everything in the store that is damaged. Each costs one job, not the store."""
+    def check(self, progress: Callable[[int], object] | None = None) -> AsyncIterator[StoreError]:
+        """Yield an error for everything in the store that is damaged. Each costs one job, not the store.
+
+        Args:
+            progress: is called with the number of jobs that were checked.
+        """
 
     async def vacuum(self) -> None:
         """Give the space of deleted jobs back to the file system, or to the database."""

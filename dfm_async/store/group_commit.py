@@ -45,7 +45,7 @@ class Command:
 
     def __init__(self, run: Run, job_id: str | None = None) -> None:
         self._run = run
-        self.job_id = job_id
+        self.job_id: str | None = job_id
         self.outcome: Outcome[Any] = Outcome()
         self._result: Any = None
         self._error: DfmError | None = None
@@ -121,7 +121,7 @@ class Writer:
         self._settle = settle
         self._on_commit = on_commit
         self._on_error = on_error
-        self.batch = Batch()
+        self.batch: Batch = Batch()
         self._committing: Batch | None = None
         self._retry_size = 0
         self._queued = Signal()
@@ -286,6 +286,9 @@ class GroupCommitStore:
     """The part of a :class:`~dfm_async.store.Store` that is the same for every database: queue and callbacks.
 
     A store opens its database, sets ``_writer_``, and adds the methods that read, create, take over and delete.
+
+    Args:
+        path: the location of the store, without passwords.
     """
 
     largest: int = 1 << 30
@@ -406,15 +409,19 @@ class GroupCommitStore:
         """Return parameter sets by their numbers; those that are not stored are missing."""
         raise NotImplementedError
 
-    async def check(self) -> AsyncIterator[StoreError]:
+    async def check(self, progress: Callable[[int], object] | None = None) -> AsyncIterator[StoreError]:
         """Yield an error for everything in the store that is damaged. Each costs one job, not the store."""
         before: Position | None = None
+        count = 0
         while page := await self.jobs(before=before, limit=_CHECKED):
             for job in page:
                 problem = job.damage or await self._problem(job)
                 if problem is not None and await self.find(job.job_id) is not None:  # else it was deleted meanwhile
                     problem = f"job {job.job_id} is damaged: {problem}"
                     yield StoreError(self.path, problem, "Restore the store from a copy, or forget the job")
+                count += 1
+                if progress is not None:
+                    progress(count)
             before = page[-1].created, page[-1].job_id
 
     async def _problem(self, job: StoredJob) -> str | None:

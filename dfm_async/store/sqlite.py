@@ -21,7 +21,7 @@ from __future__ import annotations
 import asyncio
 import os
 import sqlite3
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, closing
 from functools import partial
 from typing import Final
@@ -194,12 +194,12 @@ class SqliteStore(GroupCommitStore):
         assert self._database is not None  # noqa: S101 - it is open
         await self._database.run(_vacuum)
 
-    async def check(self) -> AsyncIterator[StoreError]:
+    async def check(self, progress: Callable[[int], object] | None = None) -> AsyncIterator[StoreError]:
         """Yield an error for everything in the store that is damaged. Each costs one job, not the store."""
         for (line,) in await self._reader.run(_quick_check):
             if line != "ok":
                 yield StoreError(self.path, f"the database is damaged ({line})", "Restore the file from a copy")
-        async for error in super().check():
+        async for error in super().check(progress):
             yield error
 
     async def request(self, job_id: str, data: bytes, limit: int = 64) -> int | None:

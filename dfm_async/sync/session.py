@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Literal, Self, Unpack, overload
 
 from dfm_async.base.loop_thread import LoopThread
@@ -360,12 +360,12 @@ class Session(Blocking[AsyncSession]):
         """
         return self._wait(self._async.prune(older_than, status))
 
-    def check_store(self) -> Stream[StoreError]:
+    def check_store(self, progress: Callable[[int, int | None], object] | None = None) -> Stream[StoreError]:
         """Yield an error for everything in the store that is damaged: jobs, their events and their parameter sets.
 
         See :meth:`dfm_async.Session.check_store`.
         """
-        return Stream(self._loop, self._call(lambda: self._async.check_store()))
+        return Stream(self._loop, self._call(lambda: self._async.check_store(progress)))
 
     def stats(self) -> SessionStats:
         """Return the numbers of jobs, the state of the workers, and the sizes of the logs.

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from tests.cli.rig import STATIONS, dfm, invoked, started, statuses, until
 from tests.store.helpers import sql
+from tests.support.terminal import on_terminal
 
 
 def test_a_job_is_read_along_while_another_process_runs_it(tmp_path: Path, store: list[str]) -> None:
@@ -107,6 +108,15 @@ def test_an_invalid_store_is_3(tmp_path: Path) -> None:
         assert message in done.stderr
         assert "Traceback" not in done.stderr
     assert not (tmp_path / "none.db").exists()
+
+
+def test_checking_a_store_shows_progress_on_a_terminal(store: list[str]) -> None:
+    assert invoked("run", STATIONS, "squares", "-p", "x=3", "--target", "inline", *store).exit_code == 0
+    code = "from dfm_async.cli import main; main()"
+    with on_terminal("-c", code, "store", "check", store[1]) as terminal:
+        shown = terminal.until("no problems found\n")
+    assert shown.startswith("\r\x1b[Kreading jobs: 1")
+    assert shown.endswith("\r\x1b[K")
 
 
 def test_a_store_is_checked_pruned_vacuumed_and_migrated(tmp_path: Path, store: list[str]) -> None:

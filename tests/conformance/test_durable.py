@@ -673,7 +673,9 @@ async def test_a_check_finds_plans_that_cannot_be_decoded(opens: Open, place: st
     async with opens() as session:
         for name in "good", "bad":
             await (await session.execute(squares, {"n": 2}, job_id=name))
-        assert [error async for error in session.check_store()] == []
+        steps: list[tuple[int, int | None]] = []
+        assert [error async for error in session.check_store(lambda *step: steps.append(step))] == []
+        assert steps == [(1, None), (2, None), (1, 2), (2, 2)]
         if "postgres" not in place:
             sql(store_path, "UPDATE plans SET plan = x'00' WHERE job = (SELECT job FROM jobs WHERE job_id = 'bad')")
             (error,) = [error async for error in session.check_store()]

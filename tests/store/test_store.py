@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
+import inspect
 import os
+import re
 import threading
 from pathlib import Path
 
@@ -13,7 +15,7 @@ import pytest
 
 from dfm_async.errors import StoreError
 from dfm_async.model.status import JobStatus
-from dfm_async.store import open_store
+from dfm_async.store import GroupCommitStore, Store, open_store
 from dfm_async.store.processes import OfdLocks
 from dfm_async.store.queries import find_job
 from dfm_async.store.sqlite import SqliteStore
@@ -42,6 +44,18 @@ def test_three_slashes_are_relative_and_four_absolute(url: str, path: str) -> No
 def test_other_urls_are_refused_with_the_right_form(url: str) -> None:
     with pytest.raises(StoreError, match=r"sqlite:///jobs\.db"):
         open_store(url)
+
+
+def test_guide_names_what_a_store_for_another_database_implements() -> None:
+    page = (ROOT / "docs" / "durable-jobs.md").read_text(encoding="utf-8")
+    _, _, section = page.partition("## Stores for other databases")
+    named = set(re.findall(r"`(\w+)`", "".join(line for line in section.splitlines() if line.startswith("| `"))))
+    left = set()
+    for name, method in vars(Store).items():
+        ours = getattr(GroupCommitStore, name, None)
+        if inspect.isfunction(method) and not name.startswith("_"):
+            left |= {name} if ours is None or "raise NotImplementedError" in inspect.getsource(ours) else set()
+    assert named == left | {"_notify_followers"}
 
 
 def test_making_no_store_does_not_load_the_database() -> None:
