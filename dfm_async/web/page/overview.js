@@ -24,7 +24,7 @@ export class Overview {
   #errors = new Map(); // what their newest errors are
   #clock = null;
 
-  constructor(sites) {
+  constructor(sites, schedules) {
     this.totals = h("dl", { class: "facts" });
     this.note = h("span", { class: "soft" });
     this.bars = s("g");
@@ -34,13 +34,14 @@ export class Overview {
     this.list = h("ul");
     this.newest = card("Newest errors", [], this.list);
     this.sites = sites;
+    this.schedules = schedules;
     this.paint = painter(() => this.#paint(), 250);
   }
 
   show(root) {
     root.replaceChildren(
       h("div", { class: "title" }, h("h1", {}, "Overview"), h("a", { class: "back", href: "#jobs" }, "Jobs ↓")),
-      this.totals, h("div", { class: "pair" }, this.newest, this.chart), this.sites.card);
+      this.totals, h("div", { class: "pair" }, this.newest, this.chart), this.schedules.card, this.sites.card);
     this.#clock ??= setInterval(this.paint, TICK);
     this.paint();
   }
@@ -52,6 +53,7 @@ export class Overview {
 
   /** The stream has begun: it reports the active jobs, and all changes from now on. */
   async begin() {
+    this.schedules.load();
     this.#jobs.clear();
     this.#since = Infinity;
     const [{ jobs, next }, failed] = await Promise.all([get(`jobs?limit=${PAGE}`), get(`jobs?limit=${NEWEST}&status=failed`)]);
@@ -63,6 +65,7 @@ export class Overview {
 
   take(info) {
     const before = this.#jobs.get(info.job_id);
+    if (!before) this.schedules.take(info);
     if (before || info.created > this.#since) {
       const step = { at: performance.now(), sets: (info.done ?? 0) - (before?.done ?? 0), errors: info.errors - (before?.errors ?? 0) };
       if (step.sets > 0 || step.errors > 0) this.#steps.push(step);

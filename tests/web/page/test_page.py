@@ -414,6 +414,20 @@ async def test_a_job_of_a_store_is_forked_by_a_dialog(tmp_path: Path, server: Se
     await page.context.close()
 
 
+async def test_the_overview_lists_schedules_and_their_newest_jobs(browser: Browser) -> None:
+    service = Service(session=lambda: Session(fed, target="inline"), pipelines=PIPELINES, authorizer=AllowAnyone())
+    service.schedule("leap", PIPELINES["counting"], {"n": 1}, every=366 * 86400, missed="once")
+    service.schedule("often", PIPELINES["counting"], {"n": 1}, every=1)
+    async with serving(service) as server, await browser.new_context() as context:
+        page = await context.new_page()
+        await page.goto(f"http://127.0.0.1:{server.port}/dfm/")
+        rows = card(page, "Schedules").locator("tbody tr")
+        await expect(rows.nth(0)).to_contain_text(re.compile(r"^leapevery 31,622,400 s.+once$"))
+        await expect(rows.nth(1)).to_contain_text(re.compile(r"^oftenevery 1 s.+often@2.+Zskip$"))
+        await rows.nth(1).get_by_role("link").click()
+        await finished(page)
+
+
 async def test_a_reload_loses_nothing(server: Server, opened: Open) -> None:
     job_id = await server.submit("holding", {"n": 4, "name": "reload"})
     page = await opened(job_id)
