@@ -110,6 +110,8 @@ async def test_events_are_refused_while_nobody_reads_the_results() -> None:
             await anext(results)
         await job.send("text", "x", frame=19)
         await job.cancel()
+
+
 async def test_requests_that_change_an_interrupted_job_can_be_repeated(store_url: str) -> None:
     async with serving(new_service(store_url)) as server:
         job_id = await server.submit("approvals", open=True)
