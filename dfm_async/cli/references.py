@@ -14,7 +14,7 @@ from typing import Any, Final, TypeVar
 
 from dfm_async.cli import Interrupted
 from dfm_async.cli.program import BadInput
-from dfm_async.errors import PipelineError
+from dfm_async.errors import DfmError, PipelineError
 from dfm_async.federation.federation import Federation
 from dfm_async.federation.search_path import find_package, search_first
 from dfm_async.language.pipeline import Pipeline
@@ -166,7 +166,10 @@ def _import_problem(target: str, error: BaseException) -> str:
         for frame in traceback.extract_tb(error.__traceback__)
         if not frame.filename.startswith(("<frozen", _PACKAGE)) and frame.filename != importlib.__file__
     ]
-    lines = [f"{target} cannot be imported: {type(error).__name__}: {error}"]
+    text = str(error)
+    if isinstance(error, DfmError):
+        text = text.partition("\n\n")[0]  # without the traceback of a worker
+    lines = [f"{target} cannot be imported: {type(error).__name__}: {text}"]
     lines += [f"  {frame.filename}:{frame.lineno}: {frame.line}" for frame in frames[-5:]]
     return "\n".join(lines)
 

@@ -25,7 +25,7 @@ from dfm_async.wire import messages as msg
 from dfm_async.wire.codec import Codec
 from dfm_async.wire.memory import Arena
 from dfm_async.workers.fork_server import ForkServer
-from dfm_async.workers.start import choose_method
+from dfm_async.workers.start import check_not_loading, choose_method
 
 if TYPE_CHECKING:
     from dfm_async.engine.inline_host import InlineHost
@@ -63,7 +63,9 @@ class FederationRunner(LocalTarget):
 
         Raises:
             ShippingError: the code of an operation cannot be sent to a worker.
+            DfmError: this process is a worker that loads its operations.
         """
+        check_not_loading()
         self._federation, self._revision = federation, federation.revision
         options = self.options
         if choose_method(options.start_method) == "forkserver":

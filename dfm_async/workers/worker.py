@@ -39,6 +39,7 @@ from dfm_async.wire.memory import Arena
 from dfm_async.workers.heartbeat import HeartbeatThread
 from dfm_async.workers.output import OutputPipe, capture
 from dfm_async.workers.shipping import load_site
+from dfm_async.workers.start import loading
 from dfm_async.workers.terminal import TerminalAccess
 
 _log = logging.getLogger(__name__)
@@ -175,7 +176,8 @@ async def serve(setup: WorkerSetup) -> None:
         channel = Channel(worker.receive, lost)
     await loop.create_unix_connection(lambda: channel, sock=setup.channel)
     try:
-        config, adapters = load_site(setup.shipped)
+        with loading():
+            config, adapters = load_site(setup.shipped)
         table = OperationTable(setup.site, adapters)
         known = None
         if setup.known_only:

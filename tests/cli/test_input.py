@@ -64,6 +64,21 @@ def test_a_pipeline_is_found_by_its_variable_its_name_its_file_or_as_json(tmp_pa
     assert names == ["one", "a name", "a name", "only", "stored"]
 
 
+UNGUARDED = f"""{HEAD}
+from dfm_async.sync import Session
+
+fed = Federation("unguarded")
+
+
+@fed.site("site").operation
+def one() -> int:
+    return 1
+
+
+with Session(fed) as session:
+    session.call(one)
+"""
+
 WRONG: list[tuple[list[str], str]] = [
     (["run", "missing.py"], "there is no file missing.py"),
     (["run", "."], "there is no file ."),
@@ -71,6 +86,7 @@ WRONG: list[tuple[list[str], str]] = [
     (["run", "broken_syntax.py"], "SyntaxError"),
     (["run", "raising.py"], "raising.py:2: 1 / 0"),
     (["run", "leaving.py"], "cannot be imported: SystemExit: 3"),
+    (["run", "unguarded.py"], "runs jobs when it is imported"),
     (["run", "empty_file.py"], "empty_file.py has no federation"),
     (["run", "two_feds.py"], "has several federations (one, two): name one, as in 'two_feds.py:one'"),
     (["run", "two_feds.py:three"], "has no federation 'three'; it has: one, two"),
@@ -114,6 +130,7 @@ def test_invalid_input_is_2_with_a_plain_message(
     write(tmp_path, "broken_syntax.py", "def\n")
     write(tmp_path, "raising.py", "x = 1\n1 / 0\n")
     write(tmp_path, "leaving.py", "raise SystemExit(3)\n")
+    write(tmp_path, "unguarded.py", UNGUARDED)
     write(tmp_path, "empty_file.py", "")
     write(tmp_path, "json.py", f"{HEAD}fed = Federation('f')\n")
     write(tmp_path, "two_feds.py", f"{HEAD}one = Federation('first')\ntwo = Federation('second')\ntext = ''\n")

@@ -330,6 +330,33 @@ def test_a_script_works_with_and_without_a_main_guard(tmp_path: Path, guard: str
     assert (done.returncode, done.stdout, done.stderr) == (0, "value 6\n", "")
 
 
+UNGUARDED = """
+import asyncio
+import dfm_async
+import dfm_async.sync
+
+fed = dfm_async.Federation("unguarded")
+
+@fed.site("site").operation
+def one() -> int:
+    return 1
+
+async def main() -> None:
+    async with dfm_async.Session(fed) as session:
+        await session.call(one)
+
+"""
+
+
+@pytest.mark.parametrize("code", ["asyncio.run(main())", "with dfm_async.sync.Session(fed) as s:\n    s.call(one)"])
+def test_a_module_that_runs_jobs_on_import_fails_with_advice(tmp_path: Path, code: str) -> None:
+    """A worker that opened the session again would start a worker that opens the session again."""
+    (tmp_path / "unguarded.py").write_text(UNGUARDED + code)
+    done = run_script(tmp_path, "import unguarded")
+    assert done.returncode == 1
+    assert "cannot load its operations: DfmError: their module runs jobs when it is imported" in done.stderr
+
+
 def test_code_typed_into_a_repl_works(tmp_path: Path) -> None:
     """A notebook cell has no file either."""
     source = SCRIPT + "\nasyncio.run(main())\n"
