@@ -450,6 +450,8 @@ class Submission:
 
     async def send_event(self, job_id: str, name: str, value: Any, frame: int | None) -> None:
         """Send an event to a parameter set of a job. See :meth:`Job.send`."""
+        if not isinstance(frame, int | None):
+            raise ParameterError([f"event {name!r}: frame= is the number of a parameter set, such as 0, not {frame!r}"])
         coordinator = self.coordinator(job_id)
         if coordinator is None:
             await self._send_event_elsewhere(job_id, name, value, frame)

@@ -135,9 +135,10 @@ async def test_what_the_sender_does_wrong_is_an_error_of_the_sender(connect: Con
             ("approval", "perhaps", None, "event 'approval': Input should be a valid boolean.*, not 'perhaps'"),
             ("approval", True, 1, "there is no parameter set 1 for event 'approval': there are 1"),
             ("approval", True, -1, "there is no parameter set -1"),
+            ("approval", True, (0,), r"frame= is the number of a parameter set, such as 0, not \(0,\)"),
         ):
             with pytest.raises(ParameterError, match=message):
-                await job.send(name, value, frame=frame)
+                await job.send(name, value, frame=frame)  # type: ignore[arg-type] # what users without mypy write
         await job.send("approval", False)
         assert await job is JobStatus.FINISHED
         with pytest.raises(ParameterError, match="takes no event 'approval': it"):
