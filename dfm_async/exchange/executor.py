@@ -239,7 +239,8 @@ class LauncherExecutor:
         missing = check_task(self.options, task)
         self._check_phase(task)
         if missing:
-            _log.warning("task %s has no %s", task, " and no ".join(missing))
+            advice = "pass them, or give a task that is no round of a training another name"
+            _log.warning("task %s has no %s: %s", task, " and no ".join(missing), advice)
 
     def _check_phase(self, task: Task) -> None:
         if self._phase != "open":

@@ -320,6 +320,9 @@ def result_problem(options: ExecutorOptions, task: Task, data: Any) -> str:
     return ""
 
 
+_ADVICE: Final = ". A program has to call init() and to receive tasks; run others with subprocess in an operation"
+
+
 def launch_failure(
     task: Task, limit: float, disconnected: str | None, exited: ProgramStatus | None, status: ProgramStatus
 ) -> LaunchFailed:
@@ -337,9 +340,9 @@ def launch_failure(
     elif exited is not None:
         code = exited.exit_code or 0
         how = f"by {signal_name(code)}" if code < 0 else f"with exit code {code}"
-        problem = f"it ended {how} before it connected"
+        problem = f"it ended {how} before it connected{'' if code else _ADVICE}"
     else:
-        problem = f"it did not connect within {limit:g} s"
+        problem = f"it did not connect within {limit:g} s{_ADVICE}"
     status = exited or status
     return LaunchFailed(task.name, problem, status.exit_code, status.lines)
 

@@ -165,6 +165,13 @@ async def test_a_program_that_does_not_connect_in_time_fails_the_task() -> None:
         assert caught.value.exit_code is None
 
 
+async def test_a_program_that_never_connects_fails_the_task_with_advice() -> None:
+    found = Site([sys.executable, "-S", "-c", "print('done')"])
+    async with found.executor:
+        with pytest.raises(LaunchFailed, match=r"with exit code 0 before it connected\. A program has to call init"):
+            await found.run()
+
+
 @pytest.mark.parametrize("manner", ["ends", "aborts"])
 async def test_a_peer_that_ends_or_aborts_with_its_hello_is_not_up(manner: str) -> None:
     async with site(manner) as found:

@@ -128,7 +128,8 @@ async def test_a_train_task_without_rounds_warns(
 ) -> None:
     with caplog.at_level(logging.WARNING, "dfm_async.exchange"):
         await executor.execute(task)
-    assert [record.getMessage() for record in caplog.records] == ([f"task {task} has {missing}"] if missing else [])
+    logged = [record.getMessage().partition(":")[0] for record in caplog.records]
+    assert logged == ([f"task {task} has {missing}"] if missing else [])
 
 
 # the check of a result (3.3.6)
