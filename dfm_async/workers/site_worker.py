@@ -296,13 +296,14 @@ class SiteWorker(PoolWorker):  # type: ignore[misc] # aiomultiprocess has no typ
     async def _connect(self, ends: _Ends) -> None:
         assert self.aio_process is not None  # noqa: S101 - it was started
         loop = asyncio.get_running_loop()
-        loop.add_reader(self.aio_process.sentinel, self._process_ended)
         channel = self.channel = Channel(self._receive, self._channel_ended, forwarded=self._options.forwarded)
         try:
             await loop.create_unix_connection(lambda: channel, sock=ends.channel)
         except BaseException:
             self.kill("its channel cannot be opened")
             raise
+        finally:  # not before: what a worker that has ended at once has sent is read first
+            loop.add_reader(self.aio_process.sentinel, self._process_ended)
         if self._disconnected:
             channel.close()
 

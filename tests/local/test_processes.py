@@ -12,7 +12,7 @@ import sys
 import textwrap
 import threading
 import time
-from multiprocessing import resource_tracker
+from multiprocessing import connection, resource_tracker
 from pathlib import Path
 from typing import Any, Literal
 
@@ -33,8 +33,10 @@ from dfm_async import (
     WorkerLost,
     Yield,
 )
+from dfm_async.base.tasks import in_thread
 from dfm_async.errors import ShippingError
 from dfm_async.workers.fork_server import ForkServer
+from dfm_async.workers.site_worker import SiteWorker
 from dfm_async.workers.start import WorkerProcess
 from tests.conformance import weather as w
 from tests.support.pipelines import pipeline_of, yielding
@@ -247,7 +249,18 @@ async def test_unshippable_code_is_refused_at_connect_by_name() -> None:
         await Session(fed).connect()
 
 
-async def test_unloadable_code_fails_the_job_with_the_reason() -> None:
+@pytest.mark.parametrize("ended", [False, True], ids=["runs", "ended"])
+async def test_unloadable_code_fails_the_job_with_the_reason(ended: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    connect = SiteWorker._connect
+
+    async def connect_late(worker: SiteWorker, ends: Any) -> None:
+        assert worker.aio_process is not None
+        sentinel = worker.aio_process.sentinel
+        await in_thread(lambda: connection.wait([sentinel]), "wait")
+        await connect(worker, ends)
+
+    if ended:
+        monkeypatch.setattr(SiteWorker, "_connect", connect_late)
     fed = Federation("unloadable")
     site = fed.site("site")
 
