@@ -94,6 +94,33 @@ class Coordinator:
     ``pack_rows`` checks and packs parameter sets that other jobs send.
     """
 
+    __slots__ = (
+        "_alarm",
+        "_assignments",
+        "_codec",
+        "_deadline",
+        "_grace",
+        "_incoming",
+        "_intake",
+        "_names",
+        "_on_end",
+        "_pack_rows",
+        "_pending",
+        "_recorded",
+        "_room",
+        "_unsent",
+        "_waits",
+        "_yielded",
+        "_yielded_bytes",
+        "frames",
+        "machine",
+        "owner",
+        "plan",
+        "record",
+        "spec",
+        "trace",
+    )
+
     def __init__(
         self, record: JobRecord, codec: Values, pack_rows: Callable[[Plan, Any], list[Row]] | None = None
     ) -> None:

@@ -41,6 +41,20 @@ class Run:
         restarts: the number of runs before this one that have not started.
     """
 
+    __slots__ = (
+        "_missing",
+        "_number",
+        "_owner",
+        "_released",
+        "_requested",
+        "assignments",
+        "coordinator",
+        "lane",
+        "locations",
+        "restarts",
+        "started",
+    )
+
     def __init__(self, owner: RunOwner, coordinator: Coordinator, lane: int, restarts: int) -> None:
         self._owner = owner
         self._number: JobNumber | None = None

@@ -121,6 +121,17 @@ class WorkerAssignment:
 
     replaceable = True
 
+    __slots__ = (
+        "_group",
+        "_owner",
+        "job",
+        "job_id",
+        "placement",
+        "ready",
+        "released",
+        "worker",
+    )
+
     def __init__(self, owner: AssignmentOwner, placement: Placement, group: _WorkerGroup) -> None:
         self.placement = placement
         self.job = placement.job

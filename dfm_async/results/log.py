@@ -52,6 +52,30 @@ class ResultLog:
     safe, :meth:`cut` ends the log after the last event that is.
     """
 
+    __slots__ = (
+        "__weakref__",
+        "_base",
+        "_cut",
+        "_events",
+        "_expired",
+        "_kept_from",
+        "_published",
+        "_readers",
+        "_sizes",
+        "_start",
+        "backing",
+        "changed",
+        "closed",
+        "end",
+        "full",
+        "job_id",
+        "limits",
+        "owner",
+        "seen",
+        "size",
+        "unfinished",
+    )
+
     def __init__(self, job_id: str, limits: ResultLimits, backing: Backing | None = None, start: int = 0) -> None:
         self.job_id = job_id
         self.limits = limits

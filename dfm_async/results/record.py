@@ -102,15 +102,49 @@ class JobRecord:
     A job with a journal enters a state when that is written: ``decided`` is ahead of ``status`` until then.
     """
 
+    __slots__ = (
+        "_completion",
+        "_cut_off",
+        "_ended_or_blocked",
+        "activity",
+        "cause",
+        "changes",
+        "created",
+        "decided",
+        "done",
+        "ended_at",
+        "error_count",
+        "errors",
+        "execution",
+        "fingerprint",
+        "finished",
+        "job_id",
+        "journal",
+        "label",
+        "loader",
+        "log",
+        "next_frame",
+        "number",
+        "on_written",
+        "open_elsewhere",
+        "open_frames",
+        "plan",
+        "reason",
+        "sets",
+        "spec",
+        "status",
+        "unwritten",
+    )
+
     def __init__(self, spec: JobSpec, plan: Plan, backing: Backing | None = None, start: int = 0) -> None:
-        self.spec = spec
+        self.spec: JobSpec = spec
         self.job_id: JobId = spec.job_id
         self.created: float = spec.created
         self.label: str | None = spec.label
         self.fingerprint: str | None = spec.fingerprint
         self.number: JobNumber = JobNumber(-1)
         """The number of the present run, or -1: the job does not run here."""
-        self.plan = plan
+        self.plan: Plan = plan
         self.log: ResultLog = ResultLog(spec.job_id, spec.limits, backing, start)
         self.journal: Journal | None = None
         self.status: JobStatus = JobStatus.SUBMITTED
@@ -126,7 +160,7 @@ class JobRecord:
         """When it ended, by the loop's clock."""
         self.open_frames: dict[int, int] = {}
         """The parameter sets in flight, and the number of locations that are not done with each."""
-        self.next_frame = 0
+        self.next_frame: int = 0
         """The number of the next parameter set."""
         self.sets: int | None = None
         """The number of parameter sets, once nothing of the job runs here."""
