@@ -43,6 +43,10 @@ _NOTICES: Final[dict[NoticeKind, str]] = {
 }
 
 
+_NO_WAITS: Final = WaitLedger(keep=False)
+"""That of all jobs whose pipelines wait for nothing; it stays empty."""
+
+
 class Assignment(Protocol):
     """One location of a run, on a worker that is ready or will be."""
 
@@ -151,7 +155,7 @@ class Coordinator:
         self._pending: deque[do.Effect] | None = None
         self._recorded = spec.stored and (spec.retry_of or spec.fork_of) is not None
         """Whether calls of the job may have been recorded, because it, or the job that it repeats, ran before."""
-        self._waits = WaitLedger(keep=may_rerun)
+        self._waits = WaitLedger(keep=may_rerun) if self.plan.waits or self.plan.events else _NO_WAITS
         self._unsent: deque[tuple[int, do_wait.Reply]] | None = None
         """The answers to waits that are sent when the journal has them: the offset of the event, and the answer."""
         self._alarm: WallTimer | None = None
@@ -223,7 +227,7 @@ class Coordinator:
         ``seen`` and ``failed`` are their results and errors that the log has, ``waits`` its events about waits.
         """
         for event in waits:
-            if event.frame[0] in rows:
+            if event.frame[0] in rows and self._waits is not _NO_WAITS:
                 self._waits.logged(event)
         self._recorded = True
         self.frames.resume(rows, added)
@@ -450,8 +454,8 @@ class Coordinator:
         if self.machine.phase is Phase.WAITING:
             self.record.number = number
             self._assignments = assignments
-            contained = self.plan.contained
-            self.machine.callers = {at: by for at, by in contained.items() if assignments[at].replaceable}
+            if contained := self.plan.contained:
+                self.machine.callers = {at: by for at, by in contained.items() if assignments[at].replaceable}
             self._carry_out(self.machine.launch())
 
     def _send(self, at: int, message: msg.Message) -> None:
@@ -567,7 +571,8 @@ class Coordinator:
             self._deadline.cancel()
             self._deadline = None
         self._clear_grace()
-        self._end_waits()
+        if self._waits is not _NO_WAITS:
+            self._end_waits()
         record.sets, record.done = self.frames.added, self.frames.opened - len(self.frames.open)
         if self._room is not None:
             self._room.notify()

@@ -94,7 +94,7 @@ class FrameLedger:
         self._rows: dict[int, Row] = {} if keep_rows else _NONE
         self._tries: dict[int, int] = {} if keep_rows else _NONE
         self._last_taken = False
-        self._reporting = frozenset((*contained, *contained.values()))
+        self._reporting = (*contained, *contained.values())
         self._reported: dict[int, set[int]] = {} if contained else _NONE
         """For the sets in flight, which of the contained locations are done, and of those that call them."""
 

@@ -146,6 +146,7 @@ class JobTable(Generic[C]):
         self._yielded = Traffic()
         self.changes = JobChanges()
         """Notifies watchers of all jobs of changes."""
+        self._on_end = self._job_ended  # one for all jobs
 
     def add(self, coordinator: C) -> None:
         """Make a job known, from its submission on."""
@@ -153,7 +154,7 @@ class JobTable(Generic[C]):
         self._retention.tidy()
         self._add(record)
         self._running[record.job_id] = coordinator
-        coordinator.on_end(self._job_ended)
+        coordinator.on_end(self._on_end)
 
     def remember(self, record: JobRecord) -> None:
         """Make a job known that does not run here, or not yet."""

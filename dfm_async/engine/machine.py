@@ -362,9 +362,10 @@ class JobMachine:
         if self.phase not in (Phase.RUNNING, Phase.STOPPING):
             return  # of a run that begins anew
         done = [index for index in frames if self.frames.done(index, at)]
-        for other in sorted(self._gone):
-            if self.callers.get(other) == at:  # what its caller is done with needs nothing of it
-                done += [index for index in frames if self.frames.done(index, other)]
+        if self._gone:
+            for other in sorted(self._gone):
+                if self.callers.get(other) == at:  # what its caller is done with needs nothing of it
+                    done += [index for index in frames if self.frames.done(index, other)]
         if done:
             self._effects.append(FramesDone(done))
             self._losses = 0
@@ -435,7 +436,8 @@ class JobMachine:
 
     def _check_end(self) -> None:
         if self.frames.finished and self.phase is Phase.RUNNING and not self._holding:
-            self._effects += [Cancel(at) for at in sorted(self._restarting)]
+            if self._restarting:
+                self._effects += [Cancel(at) for at in sorted(self._restarting)]
             self._end(End())
 
     def _end(self, end: End) -> None:

@@ -14,6 +14,7 @@ from dfm_async.model.status import JobStatus
 
 _RESTARTS: Final = 3
 """The number of times that a job requests workers again because one has ended before the job started."""
+_NOWHERE: Final[frozenset[int]] = frozenset()
 
 
 class Host(Protocol):
@@ -66,7 +67,7 @@ class Run:
         self.locations: tuple[Location, ...] = coordinator.plan.locations
         """The locations of the job."""
         self._missing = set(range(len(self.locations)))
-        self._requested: set[int] = set()
+        self._requested: frozenset[int] = _NOWHERE
         """The locations for which another worker is being requested."""
         self._released = False
 
@@ -126,14 +127,14 @@ class Run:
     def replace(self, at: int, host: Callable[[str], Host]) -> None:
         """Request another worker for a location that has lost its own."""
         self._missing.add(at)
-        self._requested.add(at)
+        self._requested |= {at}
         self.assignments[at].release(succeeded=False)
         try:
             assignment = host(self.locations[at].site).assign(self, at)
         except DfmError as error:
             self.refused(at, error)
             return
-        self._requested.discard(at)
+        self._requested -= {at}
         if self._released:
             assignment.release(succeeded=False)
             return

@@ -34,6 +34,7 @@ class JobStatus(Enum):
         return f"JobStatus.{self.name}"
 
     __str__ = __repr__
+    __hash__ = object.__hash__  # that of Enum is a Python function
 
 
 def check_status(name: str, value: object) -> None:

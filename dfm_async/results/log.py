@@ -185,7 +185,8 @@ class ResultLog:
         self._sizes.extend([size] * len(events))
         self.end += len(events)
         self.size += size * len(events)
-        if self._over():
+        limits = self.limits
+        if len(self._events) - self._start > limits.max_items or self.size > limits.max_bytes:
             self._trim()
 
     def begin_at(self, offset: int) -> bool:

@@ -32,12 +32,12 @@ class SessionProfile:
     @property
     def measuring(self) -> bool:
         """Whether jobs that begin now are measured."""
-        return any(isinstance(profile, Profile) for profile in self._open)
+        return bool(self._open) and any(isinstance(profile, Profile) for profile in self._open)
 
     @property
     def sampling(self) -> bool:
         """Whether calls of jobs that begin now are sampled."""
-        return any(isinstance(profile, CpuProfile) for profile in self._open)
+        return bool(self._open) and any(isinstance(profile, CpuProfile) for profile in self._open)
 
     def watch(self, coordinator: JobControl) -> None:
         """Measure a job that begins, if a profile is open."""
