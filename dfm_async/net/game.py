@@ -149,6 +149,17 @@ class _Repeating(msgspec.Struct, frozen=True):
 class Game:
     """The state of one job at one location. ``prefix`` makes the ids of its errors unique within the job."""
 
+    __slots__ = (
+        "_effects",
+        "_errors",
+        "_prefix",
+        "_ready",
+        "_roots",
+        "_streams",
+        "program",
+        "site",
+    )
+
     def __init__(self, program: Program, site: str, prefix: str) -> None:
         self.program = program
         self.site = site

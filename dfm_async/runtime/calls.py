@@ -52,6 +52,33 @@ class Call:
     ``reads_whole``: streams among its arguments are read before it begins. ``retry``: the policy if there is no other.
     """
 
+    __slots__ = (
+        "_began",
+        "_inputs",
+        "_on_ignored",
+        "_queued",
+        "_scope",
+        "_timer",
+        "abandoned",
+        "activity",
+        "args",
+        "attempt",
+        "callee",
+        "deadline",
+        "in_thread",
+        "limit",
+        "lost",
+        "opened",
+        "operation",
+        "permit",
+        "reads_whole",
+        "recording",
+        "reruns",
+        "retry",
+        "seen",
+        "streams",
+    )
+
     def __init__(self, callee: Callee, effect: fx.Invoke, reruns: int, retry: RetryPolicy | None = None) -> None:
         action = effect.action
         self.callee = callee

@@ -37,6 +37,22 @@ _ROUNDS: Final = 8
 class SiteJob(StreamingJob):
     """The part of one job that one location runs."""
 
+    __slots__ = (
+        "_blocked",
+        "_checkpoints",
+        "_checkpoints_all",
+        "_clocks",
+        "_held",
+        "_last",
+        "_recorded",
+        "_reruns",
+        "_results",
+        "_retry",
+        "_tickets",
+        "_unsendable",
+        "_waiting",
+    )
+
     def __init__(
         self,
         resources: SiteResources,
@@ -47,6 +63,7 @@ class SiteJob(StreamingJob):
     ) -> None:
         super().__init__(resources, host, start, operations)
         self.program = program
+        self._streams = None
         self._reruns = start.spec.reruns
         self._retry = start.spec.retry
         self._recorded = start.recorded

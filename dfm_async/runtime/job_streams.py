@@ -47,9 +47,11 @@ _PULL_BYTES: Final = 64 * 1024 * 1024
 class StreamingJob(HomeScope):
     """The job that streams belong to: a scope with a token game."""
 
+    __slots__ = ("_streams", "game", "program")
+
     game: Game
     program: Program
-    _streams: JobStreams | None = None
+    _streams: JobStreams | None
 
     @property
     def streams(self) -> JobStreams:

@@ -59,6 +59,31 @@ class Outbox:
     the turn of the loop, or when the interval since the last reports is over.
     """
 
+    __slots__ = (
+        "_absent",
+        "_at",
+        "_byte_credits",
+        "_charged",
+        "_credit_granted",
+        "_credits",
+        "_elements_done",
+        "_events",
+        "_frames_done",
+        "_incarnation",
+        "_incarnations",
+        "_number",
+        "_progress",
+        "_recorder",
+        "_reported",
+        "_resources",
+        "_routes",
+        "_runs",
+        "_tokens",
+        "_values",
+        "_window",
+        "reporting",
+    )
+
     def __init__(self, resources: SiteResources, start: msg.StartJob, recorder: Recorder | None = None) -> None:
         self._resources = resources
         self._recorder = recorder

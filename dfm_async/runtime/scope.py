@@ -76,6 +76,23 @@ class JobScope:
     all if they are None.
     """
 
+    __slots__ = (
+        "_operations",
+        "_reports",
+        "_requested",
+        "_requests",
+        "_table",
+        "_tasks",
+        "_threads",
+        "at",
+        "job_id",
+        "number",
+        "objects",
+        "priority",
+        "resources",
+        "stopping",
+    )
+
     def __init__(
         self,
         resources: SiteResources,
@@ -316,6 +333,13 @@ class JobScope:
 
 class HomeScope(JobScope):
     """One job at one location, in the process that has its net."""
+
+    __slots__ = (
+        "host",
+        "observer",
+        "outbox",
+        "recorder",
+    )
 
     def __init__(
         self, resources: SiteResources, host: JobHost, start: msg.StartJob, operations: frozenset[str] | None
