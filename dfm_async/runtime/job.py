@@ -75,7 +75,7 @@ class SiteJob(StreamingJob):
         self.game = game_of(program, resources.site, prefix, restored=restored, reruns=start.spec.reruns)
         self._held: list[tuple[int, int, bytes | Payload, bool]] | None = [] if restored else None
         """Parameter sets that came before it was known where to begin with them."""
-        self._clocks: set[asyncio.TimerHandle] = set()
+        self._clocks: set[asyncio.TimerHandle] | None = None
         if self.recorder is not None:
             self.arrived(start.origin, start.count, start.payload)
         self._blocked: deque[fx.EmitValue] | None = None
@@ -84,7 +84,7 @@ class SiteJob(StreamingJob):
         """The statements that wait for an event, or a time."""
         self._last = False
         self._results = resources.stored_codec if start.spec.stored else resources.codec
-        self._unsendable: dict[int, dict[tuple[str, Frame], ErrorRecord]] = {}
+        self._unsendable: dict[int, dict[tuple[str, Frame], ErrorRecord]] | None = None
 
     # messages
 
@@ -143,19 +143,20 @@ class SiteJob(StreamingJob):
         game = self.game
         assert isinstance(game, ContainingGame)  # noqa: S101 - only those have such effects
         lost = game.losses(effect.location)
+        clocks = self._clocks = self._clocks or set()
 
         def late() -> None:
-            self._clocks.discard(timer)
+            clocks.discard(timer)
             game.late(effect.location, lost, effect.frame, effect.output)
             self._advance_later()
 
         timer = asyncio.get_running_loop().call_later(effect.seconds, late)
-        self._clocks.add(timer)
+        clocks.add(timer)
 
     def _stop_clocks(self) -> None:
-        for timer in self._clocks:
+        for timer in self._clocks or ():
             timer.cancel()
-        self._clocks.clear()
+        self._clocks = None
 
     def tokens(self, message: msg.Tokens) -> None:
         """Handle tokens from another location."""
@@ -381,6 +382,8 @@ class SiteJob(StreamingJob):
 
     def _encoding_error(self, node: str, frame: Frame, error: EncodingError) -> ErrorRecord:
         """Describe that a value cannot be sent: once, however many uses it has."""
+        if self._unsendable is None:
+            self._unsendable = {}
         known = self._unsendable.setdefault(frame[0] if frame else -1, {})
         if (node, frame) not in known:
             described = self.game.describe(error, node.partition("#")[0], node, frame, 1, cause_of(error))

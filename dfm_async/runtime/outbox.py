@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Mapping
 from typing import Any, Final
 
 import msgspec
@@ -22,6 +23,7 @@ _REPORT_INTERVAL: Final = 0.05
 """The number of seconds between reports of progress and events."""
 _EVENTS_BATCH: Final = 1_000
 """The number of events that are sent without waiting for the interval."""
+_NONE: Final[Mapping[int, int]] = {}
 
 
 class States:
@@ -91,8 +93,8 @@ class Outbox:
         self._at = start.at
         self._routes = list(start.routes)
         self._incarnation = start.incarnation
-        self._incarnations: dict[int, int] = {}
-        self._absent: set[int] = set()
+        self._incarnations: Mapping[int, int] = _NONE
+        self._absent: Collection[int] = ()
         """Locations that were lost: nothing is sent there."""
         self._credits = self._window = start.spec.limits.window
         self._byte_credits = start.spec.limits.window_bytes
@@ -102,9 +104,9 @@ class Outbox:
         self._frames_done: list[int] | None = None
         self._events: list[OperationEvent] | None = None
         self._tokens: dict[int, _Tokens] = {}
-        self._elements_done: dict[tuple[int, int], list[Frame]] = {}
-        self._reported: dict[int, set[str]] = {}
-        self._progress: dict[tuple[str, Frame], tuple[str, Frame, float, float | None, str]] = {}
+        self._elements_done: dict[tuple[int, int], list[Frame]] | None = None
+        self._reported: dict[int, set[str]] | None = None
+        self._progress: dict[tuple[str, Frame], tuple[str, Frame, float, float | None, str]] | None = None
         self.reporting: Throttle | None = None
         """Sends progress and events, if there were any."""
         self._credit_granted: Signal | None = None
@@ -210,6 +212,8 @@ class Outbox:
 
     def add_progress(self, node: str, frame: Frame, done: float, total: float | None, note: str) -> None:
         """Add a report of how far a call is."""
+        if self._progress is None:
+            self._progress = {}
         self._progress[node, frame] = (node, frame, done, total, note)
         self._report_soon()
 
@@ -235,13 +239,13 @@ class Outbox:
 
     def drop_progress(self) -> None:
         """Send the events now, but no progress: the job was cancelled."""
-        self._progress.clear()
+        self._progress = None
         self.send_reports()
 
     def _send_reports(self) -> bool:
         sent = self.send_events()
         if self._progress:
-            reports, self._progress = list(self._progress.values()), {}
+            reports, self._progress = list(self._progress.values()), None
             self._resources.report(msg.ProgressMade(self._number, self._at, reports))
             sent = True
         return sent
@@ -267,6 +271,8 @@ class Outbox:
 
     def report_error(self, error: ErrorRecord) -> None:
         """Report an error to the application, once."""
+        if self._reported is None:
+            self._reported = {}
         reported = self._reported.setdefault(error.frame[0] if error.frame else -1, set())
         if error.id not in reported:
             reported.add(error.id)
@@ -302,6 +308,8 @@ class Outbox:
 
     def element_done(self, effect: fx.SendElementDone) -> None:
         """Notify the control of a loop that this location is done with an element."""
+        if self._elements_done is None:
+            self._elements_done = {}
         self._elements_done.setdefault((effect.control, effect.loop), []).append(effect.frame)
 
     def loop_ended(self, effect: fx.SendLoopEnd) -> None:
@@ -333,14 +341,14 @@ class Outbox:
 
     def location_lost(self, location: int, incarnation: int) -> None:
         """Send nothing to a location any longer."""
-        self._absent.add(location)
-        self._incarnations[location] = incarnation
+        self._absent = {*self._absent, location}
+        self._incarnations = {**self._incarnations, location: incarnation}
         self._tokens.pop(location, None)
 
     def location_back(self, location: int, address: str) -> None:
         """Send to the new worker of a location from now on."""
         self._routes[location] = address
-        self._absent.discard(location)
+        self._absent = {*self._absent} - {location}
 
     def restore(self, effect: fx.Restore) -> None:
         """Describe to the new worker of a location where to begin."""
