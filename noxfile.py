@@ -42,8 +42,8 @@ nox.options.sessions = ["check"]
 nox.options.reuse_existing_virtualenvs = True
 nox.options.error_on_external_run = True
 
-PARALLEL = ["-n", str(min(4, (os.cpu_count() or 1) + 2)), "--dist", "worksteal"]
-"""Options to run tests in parallel. Two processes more than cores, because half of their time is waiting."""
+PARALLEL = ["-n", str(min(8, (os.cpu_count() or 1) + 3)), "--dist", "worksteal"]
+"""Options to run tests in parallel. Three processes more than cores, because most of their time is waiting."""
 
 PROJECT = nox.project.load_toml(ROOT / "pyproject.toml")
 

@@ -344,7 +344,7 @@ def _fixed(page_size: int) -> Schema:
             "One result of a job; a table also as an Arrow IPC stream, to clients that accept this type",
             {**_json(_ref("Event")), ARROW: {"schema": {"type": "string", "contentMediaType": ARROW}}},
             _JOB_ID,
-            {"name": "offset", "in": "path", "required": True, "schema": _NUMBER},
+            {"name": "offset", "in": "path", "required": True, "schema": {**_NUMBER, "maximum": 10**18}},
         ),
         "/jobs/{job_id}/stream": _get(
             "streamEvents", "Events of a job", _STREAM, _JOB_ID, _AFTER, _RESUME, _GONE, _ACTIVITY

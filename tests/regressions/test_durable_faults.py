@@ -123,18 +123,20 @@ async def test_waiters_are_notified_although_the_job_is_forgotten_at_once(
     async with opens_inline() as session:
         job = await session.execute(squares, None, job_id="short")
         await running(job)
+        await job.send_input_params({"n": 2})
+        assert (await job.first()).value == 4
         waiter = asyncio.create_task(job.wait_until_finished())
         reader = asyncio.create_task(job.collect())
         await asyncio.sleep(0)
         with locked(store_path):
-            # The store is busy with the parameters. The end comes after them, in one commit with the deletion.
-            sending = asyncio.create_task(job.send_input_params({"n": 2}))
+            # The store is busy with another job. The end comes after it, in one commit with the deletion.
+            other = asyncio.create_task(session.execute(squares, {"n": 3}))
             await asyncio.sleep(0)
             stopping = asyncio.create_task(job.send_stop_frame())
             await ended.wait()
             forgetting = asyncio.create_task(session.forget("short"))
             await asyncio.sleep(0)
-        await asyncio.gather(sending, stopping)
+        await asyncio.gather(other, stopping)
         outcomes = await asyncio.gather(waiter, reader, forgetting, return_exceptions=True)
         assert [
             error for error in outcomes if isinstance(error, BaseException) and not isinstance(error, DfmError)
