@@ -27,7 +27,7 @@ from dfm_async.errors import JobInterrupted, QueueFull, ResultsExpired, StoreErr
 from tests.chaos.describe import describe
 from tests.chaos.jobs import Story, check_story, of_worker, random_spec
 from tests.chaos.operations import fed, quits
-from tests.property.waits import send_all_awaited, send_awaited
+from tests.property.waits import EventSender, sending
 
 BOUND = 60.0
 """Seconds after which a round hangs."""
@@ -123,9 +123,10 @@ class Round:
             if story.spec.feed != "list":  # how many were taken before the end is not known
                 story.cancelled = True
                 await job.cancel()
-        async for event in job.events():
-            story.saw(event)
-            await send_awaited(job, event)
+        async with sending(job) as sender:
+            async for event in job.events():
+                story.saw(event)
+                sender.saw(event)
         assert story.events[: len(earlier)] == earlier, f"the log has changed\n{story.spec}"
         await self._ended(story, job)
 
@@ -150,10 +151,11 @@ class Round:
             story.late = True
             witness = job.events(after=error.first - 1)
             witness.attach()
-            await send_all_awaited(job)
-        async with asyncio.TaskGroup() as group:
+        async with sending(job) as sender, asyncio.TaskGroup() as group:
+            if story.late:
+                sender.catch_up()
             others = [group.create_task(work) for work in self._others(story, job)]
-            await self._read(story, job, witness)
+            await self._read(story, job, witness, sender)
             for task in others:
                 task.cancel()
         await self._ended(story, job)
@@ -190,7 +192,7 @@ class Round:
             work.append(self._send(story, job))
         return work
 
-    async def _read(self, story: Story, job: Job, witness: Any) -> None:
+    async def _read(self, story: Story, job: Job, witness: Any, sender: EventSender) -> None:
         spec, alone = story.spec, story.spec.leaves
         while True:
             try:
@@ -202,7 +204,7 @@ class Round:
                 story.cut = True
                 return
             story.saw(event)
-            await send_awaited(job, event)
+            sender.saw(event)
             if spec.slow and len(story.events) % 5 == 0 and len(story.events) < 500:
                 await asyncio.sleep(spec.slow)
             if len(story.events) == alone:

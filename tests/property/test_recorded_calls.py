@@ -24,7 +24,7 @@ from dfm_async.planning.forking import Fork
 from dfm_async.runtime.operations import Callee
 from tests.property.random_pipelines import Maker, fed, functions, write
 from tests.property.test_random_pipelines import sets, valid
-from tests.property.waits import send_awaited
+from tests.property.waits import sending
 from tests.reference import interpret
 from tests.support.sessions import SHORT
 
@@ -158,9 +158,10 @@ def recorded(folder: Path, job: str) -> set[Key]:
 async def events_of(job: Job) -> list[Event]:
     """Read a job until it ends or is interrupted, and send each event that it waits for."""
     events = []
-    async for event in job.events():
-        events.append(event)
-        await send_awaited(job, event)
+    async with sending(job) as sender:
+        async for event in job.events():
+            events.append(event)
+            sender.saw(event)
     return events
 
 
