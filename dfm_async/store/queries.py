@@ -79,8 +79,8 @@ _REQUESTS: Final = """
     SELECT job_id, number, data FROM requests JOIN jobs USING (job) WHERE fence = ? AND answer IS NULL ORDER BY number
 """
 _TAKE: Final = """
-    UPDATE requests SET taken = ?1 WHERE number = ?2 AND answer IS NULL
-    AND (SELECT fence FROM jobs WHERE jobs.job = requests.job) = ?1
+    UPDATE requests SET taken = ? WHERE number = ? AND answer IS NULL
+    AND (SELECT fence FROM jobs WHERE jobs.job = requests.job) = ?
 """
 _ANSWERED: Final = "SELECT number, sender FROM requests WHERE job = ? AND answer IS NOT NULL"
 _END: Final = "DELETE FROM requests WHERE number = ?"
@@ -281,7 +281,7 @@ class Ownership:
 
     def take_request(self, number: int, connection: sqlite3.Connection, _ends: dict[str, int]) -> bool:
         """Reserve a request for this store."""
-        return bool(connection.execute(_TAKE, (self.fence, number)).rowcount)
+        return bool(connection.execute(_TAKE, (self.fence, number, self.fence)).rowcount)
 
     def withdraw_request(self, job_id: str, number: int, connection: sqlite3.Connection, _ends: dict[str, int]) -> bool:
         """Delete a request that was not carried out, and will not be."""
