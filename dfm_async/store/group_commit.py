@@ -150,15 +150,15 @@ class Writer:
             return True
         return bool(batch.writes) and batch.size >= self._retry_size
 
-    async def command(self, run: Run, undo: Run | None = None, job_id: str | None = None) -> Any:
+    async def command(self, run: Run, undo: Callable[[Any], Run] | None = None, job_id: str | None = None) -> Any:
         """Run something in the next transaction, behind what was queued before, and wait for the commit.
 
         Cancelled, it changes nothing: what has not begun is withdrawn, also while another process has the database
-        locked; what has is waited for, and undone by the next transaction.
+        locked; what has is waited for, and undone by the next transaction. ``undo`` gets the result.
         """
         return await self.outcome(self.queue(run, job_id), undo)
 
-    async def outcome(self, command: Command, undo: Run | None = None) -> Any:
+    async def outcome(self, command: Command, undo: Callable[[Any], Run] | None = None) -> Any:
         """Wait for a command, as :meth:`command` does."""
         try:
             return await command.outcome.wait()
@@ -169,8 +169,8 @@ class Writer:
             try:
                 await completed(asyncio.wait([command.outcome]))  # soon: its transaction has the lock
             finally:
-                if command.outcome.exception() is None and command.outcome.result() and undo is not None:
-                    self.queue(undo, command.job_id)
+                if command.outcome.exception() is None and (result := command.outcome.result()) and undo is not None:
+                    self.queue(undo(result), command.job_id)
             raise
 
     def queue(self, run: Run, job_id: str | None = None) -> Command:
@@ -379,7 +379,7 @@ class GroupCommitStore:
         writer = self._writer
         command = self._creating[job.job_id] = writer.queue(run, job.job_id)
         try:
-            return bool(await writer.outcome(command, undo))
+            return bool(await writer.outcome(command, lambda _: undo))
         finally:
             self._creating.pop(job.job_id, None)
 

@@ -263,7 +263,7 @@ class PostgresStore(GroupCommitStore):
         """Make this store the owner of a job whose owner is dead. Cancelled, it leaves the job interrupted."""
         writer, ownership = self._writer, self._owner
         give_back = partial(ownership.give_back, job_id)
-        found: StoredJob = await writer.command(partial(ownership.take_over, job_id), give_back, job_id)
+        found: StoredJob = await writer.command(partial(ownership.take_over, job_id), lambda _: give_back, job_id)
         return found
 
     async def delete(self, job_id: str) -> None:
@@ -274,7 +274,8 @@ class PostgresStore(GroupCommitStore):
         """Store a request to the owner of a job, which is notified; return its number. It is committed on return."""
         self._check_size(job_id, len(data))
         run = partial(self._owner.request, job_id, data, limit)
-        number: int | None = await self._writer.command(run, job_id=job_id)
+        undo = partial(partial, self._owner.end_request)
+        number: int | None = await self._writer.command(run, undo, job_id)
         return number
 
     async def take_request(self, request: Request) -> bool:

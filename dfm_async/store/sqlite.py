@@ -168,7 +168,7 @@ class SqliteStore(GroupCommitStore):
         ownership, writer = self._ownership, self._writer
         await self._register(ownership)
         give_back = partial(ownership.give_back, job_id)
-        found: StoredJob = await writer.command(partial(ownership.take_over, job_id), give_back)
+        found: StoredJob = await writer.command(partial(ownership.take_over, job_id), lambda _: give_back)
         return found
 
     async def delete(self, job_id: str) -> None:
@@ -207,11 +207,17 @@ class SqliteStore(GroupCommitStore):
         self._check_size(job_id, len(data))
         ownership, writer = self._ownership, self._writer
         await self._register(ownership)
-        stored: tuple[int, int] | None = await writer.command(partial(ownership.request, job_id, data, limit))
+        stored: tuple[int, int] | None = await writer.command(
+            partial(ownership.request, job_id, data, limit), lambda stored: partial(ownership.end_request, stored[0])
+        )
         if stored is None:
             return None
         number, owner = stored
-        address = await self._reader.run(partial(queries.owner_address, fence=owner))
+        try:
+            address = await self._reader.run(partial(queries.owner_address, fence=owner))
+        except BaseException:
+            self.end_request(job_id, number)  # nobody knows its number
+            raise
         with closing(CommitFollower(self.path, ownership.locks, owner, address)) as connection:
             connection.notify_owner()
         return number

@@ -136,7 +136,7 @@ async def test_waiting_for_a_command_in_a_cancelled_scope_does_not_spin(store: S
             proceed.set()
 
         cancelling = asyncio.create_task(cancel())
-        await store._writer.command(run, lambda *_: loop.call_soon_threadsafe(undone.set))
+        await store._writer.command(run, lambda _: lambda *_: loop.call_soon_threadsafe(undone.set))
     await cancelling
     assert scope.cancelled_caught
     assert turns < 100

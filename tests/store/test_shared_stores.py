@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import random
 
 import pytest
@@ -215,6 +216,25 @@ async def test_answers_of_a_sender_that_died_make_room(start: Starter, store: St
     await child.tell("create k")
     await child.kill_owner(store, "k")
     assert await store.request("j", b"", 1) is not None
+
+
+async def test_request_of_a_sender_that_is_cancelled_at_any_moment_is_withdrawn(
+    store: Store, opened: AnyOpener
+) -> None:
+    other = await opened()
+    await store.create(new_job("j"))
+    for turns in itertools.count(0, 7):
+        sending = asyncio.create_task(other.request("j", b""))
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        sending.cancel()
+        await asyncio.wait([sending])
+        await other.flush()
+        if not sending.cancelled():
+            break
+        assert await store.requests() == [], f"cancelled after {turns} turns of the loop"
+    (request,) = await store.requests()
+    assert request.number == sending.result()
 
 
 async def test_a_request_is_withdrawn_unless_its_owner_has_taken_it(store: Store, opened: AnyOpener) -> None:
