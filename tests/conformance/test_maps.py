@@ -172,7 +172,7 @@ async def test_a_map_can_yield_errors_and_go_on(connect: Connect) -> None:
 
 async def test_a_map_yields_what_is_complete_first(connect: Connect, tmp_path: Path) -> None:
     folder = str(tmp_path)
-    async with asyncio.timeout(LIMIT), connect(fed, options=SHORT) as session:
+    async with connect(fed, options=SHORT) as session, asyncio.timeout(LIMIT):
         async with session.map(gated, itertools.repeat(folder), ["a", "b"], ordered=False, errors="yield") as values:
             (tmp_path / "b").touch()
             first = await anext(values)
@@ -199,7 +199,7 @@ async def test_a_map_pulls_an_endless_input_as_it_is_read(connect: Connect, kind
 
 async def test_a_map_keeps_to_its_concurrency(connect: Connect, tmp_path: Path) -> None:
     names = [str(n) for n in range(6)]
-    async with asyncio.timeout(LIMIT), connect(fed, options=SHORT) as session:
+    async with connect(fed, options=SHORT) as session, asyncio.timeout(LIMIT):
         async with session.map(gated, itertools.repeat(str(tmp_path)), names, concurrency=2) as values:
             first = asyncio.ensure_future(anext(values))
             await file_created(tmp_path / "0.began")
@@ -291,7 +291,7 @@ async def test_tasks_that_iterate_over_one_map_share_its_values(connect: Connect
 
 
 async def test_tasks_that_iterate_over_one_map_end_with_its_error(connect: Connect) -> None:
-    async with asyncio.timeout(LIMIT), connect(fed) as session:
+    async with connect(fed) as session, asyncio.timeout(LIMIT):
         values = session.map(picky, itertools.count())
 
         async def all_of_them() -> list[int]:
