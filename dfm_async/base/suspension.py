@@ -36,7 +36,7 @@ class Suspension:
 
     @property
     def time(self) -> float:
-        """The time of a clock that stands still while deadlines are suspended."""
+        """The time of a clock that is paused while deadlines are suspended."""
         return _now() - self.lost
 
     def overdue(self, now: float) -> float:

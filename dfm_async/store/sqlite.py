@@ -215,11 +215,11 @@ class SqliteStore(GroupCommitStore):
         number, owner = stored
         try:
             address = await self._reader.run(partial(queries.owner_address, fence=owner))
+            with closing(CommitFollower(self.path, ownership.locks, owner, address)) as connection:
+                connection.notify_owner()
         except BaseException:
             self.end_request(job_id, number)  # nobody knows its number
             raise
-        with closing(CommitFollower(self.path, ownership.locks, owner, address)) as connection:
-            connection.notify_owner()
         return number
 
     async def take_request(self, request: Request) -> bool:

@@ -13,7 +13,7 @@ from tests.cancellation.steps import LIMIT, Cuts, Outcome, cancelled_at, every_c
 from tests.support.sessions import all_values
 
 MOST = 60
-"""At most so many suspensions of a call are tried; those that wait for a stream have more, which are alike."""
+"""The maximum number of suspensions of a call that are tried; those that wait for a stream have more, all alike."""
 
 fed = Federation("cancelled calls")
 site = fed.site("site")
