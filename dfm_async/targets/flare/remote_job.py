@@ -13,6 +13,7 @@ from typing import Any, Final
 import msgspec
 
 from dfm_async.base.signals import Outcome, Signal
+from dfm_async.base.wall_clock import moment_text
 from dfm_async.engine.coordinator import log_overflow
 from dfm_async.engine.engine import starts_later
 from dfm_async.engine.frames import Row
@@ -91,6 +92,8 @@ class RemoteJob:
         self._on_end: list[Callable[[RemoteJob], None]] = []
         self._room = Signal()
         self._waiting_for = "the federation"
+        if record.spec.start_at is not None and starts_later(record.spec):
+            self._waiting_for = f"its start at {moment_text(record.spec.start_at)}"
         self._waits: dict[tuple[str, Frame], WaitInfo] = {}
         """What waits, by the hub's reports and by the events that follow them."""
         self._sending: dict[int, Outcome[fm.EventTaken | None]] = {}
