@@ -24,17 +24,23 @@ _virtual: Final[weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, Callable[[]
 """The clocks of loops whose time is virtual."""
 
 
+_any_virtual = False
+"""Whether there are any, or were: few programs have one, and the time is needed often."""
+
+
 def replace_wall_clock(loop: asyncio.AbstractEventLoop, clock: Callable[[], float] | None) -> None:
     """Let another clock tell the time of day to what runs on a loop; None: that of the machine."""
+    global _any_virtual
     if clock is None:
         _virtual.pop(loop, None)
     else:
         _virtual[loop] = clock
+        _any_virtual = True
 
 
 def wall_time() -> float:
     """Return the time of day, in seconds since 1970."""
-    if _virtual:
+    if _any_virtual:
         clock = _virtual.get(asyncio.get_running_loop())
         if clock is not None:
             return clock()

@@ -152,7 +152,7 @@ class Coordinator:
         self._incoming: IncomingSets | None = None
         self._deadline: DeadlineTimer | None = None
         self._grace: Timer | None = None
-        self._pending: deque[do.Effect] | None = None
+        self._pending: list[do.Effect] | None = None
         self._recorded = spec.stored and (spec.retry_of or spec.fork_of) is not None
         """Whether calls of the job may have been recorded, because it, or the job that it repeats, ran before."""
         self._waits = WaitLedger(keep=may_rerun) if self.plan.waits or self.plan.events else _NO_WAITS
@@ -169,10 +169,9 @@ class Coordinator:
             return
         if not effects:
             return
-        pending = self._pending = deque(effects)
+        pending = self._pending = list(effects)
         try:
-            while pending:
-                effect = pending.popleft()
+            for effect in pending:  # also those that are added meanwhile
                 _EFFECTS[type(effect)](self, effect)
         finally:
             self._pending = None

@@ -27,6 +27,8 @@ from dfm_async.telemetry.traces import JobTrace
 
 _EARLIEST: Final = 1.0
 """Logs that are too old are dropped at most once in that many seconds."""
+_COMPACT: Final = 1024
+"""The number of entries of jobs that are no longer known, beyond which they are removed from the order of jobs."""
 
 
 class FrameCounts(Protocol):
@@ -136,9 +138,13 @@ class JobTable(Generic[C]):
         self._ended: deque[JobRecord] = deque()
         self._summaries: OrderedDict[str, JobSummary] = OrderedDict()
         self._order: dict[str | None, list[tuple[float, str]]] = {None: []}
-        """When jobs were created, and their ids, in order: of those with each label, and of all."""
+        """When jobs were created, and their ids, in order: of those with each label, and of all.
+
+        Entries of jobs that are no longer known are removed when there are many of them.
+        """
         self._retention = Retention(unread_limit=options.keep_finished_bytes)
         self._timer: asyncio.TimerHandle | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
         self.backing: Callable[[str, Plan], Backing] | None = None
         """Finds the logs of jobs that are not kept here any longer."""
         self.totals: dict[JobStatus, int] = {}
@@ -162,36 +168,43 @@ class JobTable(Generic[C]):
         self.ended_elsewhere(record)
 
     def _add(self, record: JobRecord) -> None:
-        known = self._records.get(record.job_id) or self._summaries.pop(record.job_id, None)
-        if known is not None:
-            self._leave_order(known)
+        self._summaries.pop(record.job_id, None)
         self._records[record.job_id] = record
-        for label in {None, record.label}:
-            bisect.insort(self._order.setdefault(label, []), (record.created, record.job_id))
+        self._put_in_order(None, record)
+        if record.label is not None:
+            self._put_in_order(record.label, record)
         record.changes = self.changes
         record.changed()
+
+    def _put_in_order(self, label: str | None, record: JobRecord) -> None:
+        entry, order = (record.created, record.job_id), self._order.setdefault(label, [])
+        if not order or order[-1] < entry:
+            order.append(entry)  # the usual case
+        else:
+            bisect.insort(order, entry)
+        if label is None and len(order) > 2 * len(self) + _COMPACT:
+            found = {label: [entry for entry in order if self._at(entry)] for label, order in self._order.items()}
+            self._order = {label: order for label, order in found.items() if order or label is None}
+
+    def _at(self, entry: tuple[float, str]) -> JobRecord | JobSummary | None:
+        """Return the job that an entry of the order is about, if it is still known."""
+        created, job_id = entry
+        found = self._records.get(job_id) or self._summaries.get(job_id)
+        return found if found is not None and found.created == created else None
 
     def ended_elsewhere(self, record: JobRecord) -> None:
         """Note that a job that does not run here has ended: it is remembered as long as others that have."""
         if record.status.terminal and self._records.get(record.job_id) is record:
-            record.ended_at = asyncio.get_running_loop().time()
             self._remember_ended(record)
 
     def forget(self, job_id: str) -> None:
         """Drop a job that never came to be, or is not wanted any longer."""
         self._running.pop(job_id, None)
-        found = self._records.pop(job_id, None) or self._summaries.pop(job_id, None)
-        if found is not None:
-            self._leave_order(found)
-        if isinstance(found, JobRecord) and found.decided.ended:
+        found = self._records.pop(job_id, None)
+        if found is not None and found.decided.ended:
             found.expire()
-
-    def _leave_order(self, found: JobRecord | JobSummary) -> None:
-        for label in {None, found.spec.label}:
-            order = self._order[label]
-            del order[bisect.bisect_left(order, (found.created, found.job_id))]
-            if not order and label is not None:
-                del self._order[label]
+            self._retention.forget(found.log)
+        self._summaries.pop(job_id, None)
 
     def find(self, job_id: str) -> JobRecord | None:
         """Find a job that runs, or ended not too long ago."""
@@ -253,21 +266,25 @@ class JobTable(Generic[C]):
         self._remember_ended(record)
 
     def _remember_ended(self, record: JobRecord) -> None:
+        if self._loop is None:
+            self._loop = asyncio.get_running_loop()
+        record.ended_at = self._loop.time()
         self._ended.append(record)
         self._retention.ended(record.log, record.label)
         while len(self._ended) > self._options.keep_finished:
             self._summarise(self._ended.popleft())
         if self._timer is None and self._ended:
-            self._timer = asyncio.get_running_loop().call_at(self._due(), self._drop_old)
+            self._timer = self._loop.call_at(self._due(), self._drop_old)
 
     def _summarise(self, record: JobRecord) -> None:
         summary = record.expire()
+        self._retention.forget(record.log)
         if self._records.get(record.job_id) is not record:
             return
         del self._records[record.job_id]
         self._summaries[record.job_id] = summary
         while len(self._summaries) > self._options.keep_summaries:
-            self._leave_order(self._summaries.popitem(last=False)[1])
+            self._summaries.popitem(last=False)
 
     def newest(
         self, before: tuple[float, str] | None = None, label: str | None = None
@@ -277,15 +294,14 @@ class JobTable(Generic[C]):
         Only jobs older than ``before`` are yielded: the time when a job was created, and its id. With a label, only
         those that have it are yielded, and no others are read.
         """
-        key = before
-        while order := self._order.get(label):
-            at = len(order) if key is None else bisect.bisect_left(order, key)
-            if at == 0:
-                return
-            key = order[at - 1]
-            found = self._records.get(key[1]) or self._summaries.get(key[1])
-            if found is not None:
-                yield found
+        order, key = self._order.get(label, []), before
+        start = len(order) if key is None else bisect.bisect_left(order, key)
+        for at in range(start - 1, -1, -1):
+            entry = order[at]
+            if key is None or entry < key:  # entries may be repeated
+                key, found = entry, self._at(entry)
+                if found is not None and (label is None or found.spec.label == label):
+                    yield found
 
     def _due(self) -> float:
         return self._ended[0].ended_at + self._options.keep_finished_for

@@ -186,6 +186,7 @@ _NOTHING: Final[tuple[Effect, ...]] = ()
 _NO_CREDIT: Final = (0, 0)
 _NOWHERE: Final[frozenset[int]] = frozenset()
 _NO_CALLERS: Final[Mapping[int, int]] = {}
+_NO_OUTCOMES: Final[Mapping[int, StopOutcome]] = {}
 _CANCELLED: Final[tuple[JobStatus, str]] = (JobStatus.ABORTED, "cancelled")
 
 
@@ -264,7 +265,7 @@ class JobMachine:
         self._locations = locations
         self._log = log
         self._credit = _Credit(spec.limits)
-        self.outcomes: dict[int, StopOutcome] = {}
+        self.outcomes: Mapping[int, StopOutcome] = _NO_OUTCOMES
         """How each location stopped, if the job was stopped."""
         self._stopping: frozenset[int] = _NOWHERE
         """Locations that were asked to stop, and have not."""
@@ -509,7 +510,7 @@ class JobMachine:
     def _location_stopped(self, at: int, how: StopOutcome) -> None:
         if self.phase in (Phase.STOPPING, Phase.RESTARTING) and at in self._stopping:
             self._stopping -= {at}
-            self.outcomes[at] = how
+            self.outcomes = {**self.outcomes, at: how}
             self._check_stopped()
 
     def _check_stopped(self) -> None:
@@ -519,7 +520,7 @@ class JobMachine:
             self._end(End(*self.final, self._cause))
         elif self.phase is Phase.RESTARTING:
             self.phase = Phase.WAITING
-            self.outcomes.clear()
+            self.outcomes = _NO_OUTCOMES
             self._effects.append(Requeue(restarted=True))
 
     # lost workers

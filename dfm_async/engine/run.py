@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Final, Protocol
 
@@ -15,6 +16,12 @@ from dfm_async.model.status import JobStatus
 _RESTARTS: Final = 3
 """The number of times that a job requests workers again because one has ended before the job started."""
 _NOWHERE: Final[frozenset[int]] = frozenset()
+
+
+@functools.cache
+def _all(count: int) -> frozenset[int]:
+    """Return the numbers of all locations of a job; one for all jobs, because they are many."""
+    return frozenset(range(count))
 
 
 class Host(Protocol):
@@ -66,7 +73,7 @@ class Run:
         self.started = False
         self.locations: tuple[Location, ...] = coordinator.plan.locations
         """The locations of the job."""
-        self._missing = set(range(len(self.locations)))
+        self._missing = _all(len(self.locations))
         self._requested: frozenset[int] = _NOWHERE
         """The locations for which another worker is being requested."""
         self._released = False
@@ -100,7 +107,7 @@ class Run:
 
     def assigned(self, at: int) -> None:
         """Note that the worker of a location is ready."""
-        self._missing.discard(at)
+        self._missing -= {at}
         if self.started:
             self._replaced(at)
         elif len(self.assignments) == len(self.locations):  # else the others are being requested
@@ -126,7 +133,7 @@ class Run:
 
     def replace(self, at: int, host: Callable[[str], Host]) -> None:
         """Request another worker for a location that has lost its own."""
-        self._missing.add(at)
+        self._missing |= {at}
         self._requested |= {at}
         self.assignments[at].release(succeeded=False)
         try:

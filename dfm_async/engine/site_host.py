@@ -99,7 +99,7 @@ class AssignmentOwner(Protocol):
         """Note that the worker does not respond, responds again, or takes no further jobs (and why)."""
 
 
-class Placement(msgspec.Struct, frozen=True, kw_only=True):
+class Placement(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """What is to be placed on a worker: one location of one run of a job."""
 
     job: Hashable

@@ -157,7 +157,7 @@ class JobRecord:
         self._completion: asyncio.Event | None = None
         self.finished: float | None = None
         self.ended_at: float = 0.0
-        """When it ended, by the loop's clock."""
+        """When it was added to the ended jobs of a session, by the loop's clock."""
         self.open_frames: dict[int, int] = {}
         """The parameter sets in flight, and the number of locations that are not done with each."""
         self.next_frame: int = 0
@@ -232,7 +232,6 @@ class JobRecord:
         self.reason = reason
         if status.ended:
             self.finished = wall_time()
-            self.ended_at = asyncio.get_running_loop().time()
         self.add(StatusChanged(self.log.end, status, reason))
         if self.journal is not None:
             self.journal.status(status, reason, self.finished)
@@ -246,7 +245,6 @@ class JobRecord:
         self.decided, self.reason = status, reason
         if status.ended:
             self.finished = finished
-            self.ended_at = asyncio.get_running_loop().time()
         self._settle()
 
     def written(self, end: int) -> None:
@@ -275,7 +273,6 @@ class JobRecord:
     def _interrupt(self) -> None:
         self.decided, self.reason = JobStatus.INTERRUPTED, str(self.unwritten)
         self.finished = None
-        self.ended_at = asyncio.get_running_loop().time()
         self._settle()
 
     def _settle(self) -> None:

@@ -19,7 +19,7 @@ class Retention:
     first, and the arenas of the sites that the values came from are free again. When the unread events are too much as
     well, logs are evicted as a whole: the oldest one of the label whose logs take the most, until the rest fits. So the
     jobs of one user cannot displace those of others. Their readers get ``ResultsExpired``. The log of the job that has
-    ended last always stays.
+    ended last always stays. A log counts until :meth:`forget` is called for it.
 
     Args:
         limit: the number of bytes of encoded values that were read and large logs may still hold.
@@ -30,8 +30,7 @@ class Retention:
         self._limit = limit
         self._unread_limit = unread_limit
         self._logs: list[weakref.ref[ResultLog]] = []
-        self._all: dict[weakref.ref[ResultLog], str | None] = {}  # and the label of its job
-        self._on_gone = self._gone  # one for all logs
+        self._all: dict[ResultLog, str | None] = {}  # and the label of its job
         self._weight = 0  # an upper bound: what was dropped since the last check is counted
 
     def ended(self, log: ResultLog, label: str | None = None) -> None:
@@ -40,25 +39,23 @@ class Retention:
             self._logs.append(weakref.ref(log))
             self.tidy()
         if self._unread_limit is not None:
-            self._all[weakref.ref(log, self._on_gone)] = label
+            self._all[log] = label
             self._weight += log.weight
             if self._weight > self._unread_limit:
                 self._evict(self._unread_limit)
 
-    def _gone(self, log: weakref.ref[ResultLog]) -> None:
+    def forget(self, log: ResultLog) -> None:
+        """Note that a log is no longer kept: it was dropped, or goes with its last reader."""
         self._all.pop(log, None)
 
     def _evict(self, limit: int) -> None:
-        found = [
-            (log, label, ref) for ref, label in list(self._all.items()) if (log := ref()) is not None and log.weight
-        ]
-        self._all = {ref: label for _, label, ref in found}
-        self._weight = sum(log.weight for log, _, _ in found)
+        self._all = {log: label for log, label in self._all.items() if log.weight}
+        self._weight = sum(log.weight for log in self._all)
         weights: Counter[str | None] = Counter()
         oldest: dict[str | None, deque[ResultLog]] = {}
-        for number, (log, label, _) in enumerate(found, 1):
+        for number, (log, label) in enumerate(self._all.items(), 1):
             weights[label] += log.weight
-            if number < len(found):
+            if number < len(self._all):
                 oldest.setdefault(label, deque()).append(log)
         while self._weight > limit and oldest:
             label = max(oldest, key=weights.__getitem__)

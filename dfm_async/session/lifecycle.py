@@ -13,7 +13,7 @@ import os
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, Final
 
-from dfm_async.base.descriptors import OwnLoop
+from dfm_async.base.descriptors import OwnLoop, close_in_children
 from dfm_async.base.signals import Outcome, Signal
 from dfm_async.base.tasks import completed
 from dfm_async.errors import SessionClosed
@@ -44,6 +44,7 @@ class Supervisor:
         self._task: asyncio.Task[None] | None = None
         self._ready: Outcome[None] | None = None
         self._pid = 0
+        self._forked = False
         self._group: asyncio.TaskGroup | None = None
         self._closing = asyncio.Event()
         self._starting = False
@@ -64,6 +65,7 @@ class Supervisor:
         self._ready = Outcome()
         task = self._task = asyncio.create_task(self._supervise(self._ready), name="dfm_async session")
         self._pid = os.getpid()
+        close_in_children(self)
         loop = self._loop = OwnLoop(task.get_loop())
         task.add_done_callback(lambda _: loop.release())
 
@@ -85,7 +87,7 @@ class Supervisor:
         """End everything. Cancelled, it skips the grace period of what still runs."""
         self._closing.set()
         task = self._task
-        if task is None or self._pid != os.getpid():  # a forked child has nothing to close
+        if task is None or self._forked:  # a forked child has nothing to close
             return
         if self._starting:  # the store may be locked, or a site may wait for something that never comes
             self._starting = False
@@ -135,6 +137,10 @@ class Supervisor:
         finally:
             self._starting = False
 
+    def close_in_child(self) -> None:
+        """Note, in a forked child, that the session belongs to its parent."""
+        self._forked = True
+
     # state
 
     @property
@@ -153,7 +159,7 @@ class Supervisor:
         Raises:
             SessionClosed: the session is not connected.
         """
-        if self._task is not None and self._pid != os.getpid():
+        if self._forked:
             raise SessionClosed(f"the session belongs to process {self._pid}, which forked this one; make a new one")
         if self._group is None or self._closing.is_set():
             raise SessionClosed(_NOT_CONNECTED if self._task is None else "the session was closed")

@@ -122,18 +122,21 @@ def test_the_logs_of_the_heaviest_label_are_dropped_first() -> None:
     assert [log.held for log in (quiet, *loud[-2:], late)] == [1, 0, 4, 3]
 
 
-def test_logs_that_are_gone_leave_nothing() -> None:
-    retention = Retention(unread_limit=MIB)
-    for _ in range(10):
-        retention.ended(ResultLog("job", ResultLimits()), "bob")
-    gc.collect()
-    assert not retention._all
+def test_a_log_that_was_forgotten_does_not_count() -> None:
+    retention = Retention(unread_limit=10 * MIB)
+    first, second, last = (filled(4, read=False) for _ in range(3))
+    for log in (first, second):
+        retention.ended(log)
+    retention.forget(first)
+    retention.ended(last)
+    assert [log.held for log in (first, second, last)] == [4, 4, 4]
 
 
-def test_logs_are_not_kept_by_it() -> None:
-    retention = Retention(100 * MIB)
+def test_logs_that_were_forgotten_are_not_referenced() -> None:
+    retention = Retention(MIB, unread_limit=100 * MIB)
     log = filled(3)
     retention.ended(log)
+    retention.forget(log)
     gone = weakref.ref(log)
     del log
     assert gone() is None
