@@ -1,4 +1,4 @@
-"""What a session must not leave behind: processes, descriptors, memory, files, errors that nobody was told."""
+"""What a session must not leave behind: processes, descriptors, files, errors that reach nobody."""
 
 from __future__ import annotations
 
@@ -8,12 +8,13 @@ import logging
 import os
 import tempfile
 import time
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import psutil
+import pytest
 
 from dfm_async.workers.fork_server import ForkServer
 
@@ -43,11 +44,17 @@ def descriptors() -> dict[int, str]:
 
 
 def files() -> set[str]:
-    """Shared memory with a name, and temporary files of ours."""
-    shared = Path("/dev/shm")
-    named = {path.name for path in shared.iterdir()} if shared.exists() else set()
-    here = Path(tempfile.gettempdir())
-    return {name for name in named if "dfm" in name} | {path.name for path in here.glob("dfm*") if path.is_dir()}
+    """Temporary files of ours."""
+    return {path.name for path in Path(tempfile.gettempdir()).glob("dfm*")}
+
+
+@contextmanager
+def own_temporary_folder() -> Iterator[None]:
+    """Gives this process and those that it starts a folder for temporary files, which other tests do not use."""
+    with tempfile.TemporaryDirectory(prefix="left-", dir="/tmp") as folder, pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TMPDIR", folder)  # the path is short, because sockets are in it
+        patch.setattr(tempfile, "tempdir", None)
+        yield
 
 
 def _warm() -> None:
@@ -78,22 +85,23 @@ async def nothing_left() -> AsyncIterator[None]:
     logger, errors = logging.getLogger("dfm_async"), _Errors()
     await asyncio.to_thread(_warm)
     gc.collect()
-    before = processes(), descriptors(), files(), asyncio.all_tasks()
+    before = processes(), descriptors(), asyncio.all_tasks()
     previous = loop.get_exception_handler()
     loop.set_exception_handler(tell)
     logger.addHandler(errors)
     try:
-        yield
-        gc.collect()
-        await asyncio.sleep(0)
-        assert not (asyncio.all_tasks() - before[3]), "tasks are left"
-        gone = [psutil.Process(pid) for pid in processes() - before[0] if psutil.pid_exists(pid)]
-        _, alive = await asyncio.to_thread(psutil.wait_procs, gone, _PATIENCE)
-        assert not alive, f"processes are left: {[_described(process) for process in alive]}"
-        gc.collect()
-        now = descriptors()
-        assert not (new := {at: now[at] for at in now.keys() - before[1].keys()}), f"descriptors are left: {new}"
-        assert not (files() - before[2]), f"files are left: {files() - before[2]}"
+        with own_temporary_folder():
+            yield
+            gc.collect()
+            await asyncio.sleep(0)
+            assert not (asyncio.all_tasks() - before[2]), "tasks are left"
+            gone = [psutil.Process(pid) for pid in processes() - before[0] if psutil.pid_exists(pid)]
+            _, alive = await asyncio.to_thread(psutil.wait_procs, gone, _PATIENCE)
+            assert not alive, f"processes are left: {[_described(process) for process in alive]}"
+            gc.collect()
+            now = descriptors()
+            assert not (new := {at: now[at] for at in now.keys() - before[1].keys()}), f"descriptors are left: {new}"
+            assert not (found := files()), f"files are left: {found}"
         assert not loose, "an error reached nobody:\n" + "\n".join(loose)
         assert not errors.said, "an error was logged:\n" + "\n".join(errors.said)
     finally:
