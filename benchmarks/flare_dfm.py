@@ -250,7 +250,7 @@ async def _federation(folder: Path) -> AsyncIterator[tuple[Path, str]]:
 
     from dfm_async.deploy.flare_process import FlareProcess, guarded, kill_marked
     from dfm_async.deploy.kit import Kit
-    from dfm_async.deploy.local import _free_ports
+    from dfm_async.deploy.local_flare import _free_ports
     from dfm_async.deploy.project import Project, User
 
     port, admin_port = _free_ports()

@@ -10,8 +10,7 @@ from typing import Annotated
 
 import typer
 
-from dfm_async.cli.flare.commands import flare as flare_commands
-from dfm_async.cli.options import (
+from dfm_async.cli.command_options import (
     CompatOption,
     EventOptions,
     FederationArgument,
@@ -27,6 +26,7 @@ from dfm_async.cli.options import (
     command,
     option,
 )
+from dfm_async.cli.flare.commands import flare as flare_commands
 from dfm_async.model.status import JobStatus
 
 app = typer.Typer(

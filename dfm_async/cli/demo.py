@@ -86,7 +86,7 @@ class _Year:
 async def demonstrate(*, quiet: bool = False) -> int:
     """Run the pipeline for a year, show its progress, and draw the results. Return the exit code."""
     # Here: worker processes import this module for its operations, and need nothing of the terminal.
-    from dfm_async.cli.program import exit_of_status
+    from dfm_async.cli.command_runner import exit_of_status
     from dfm_async.cli.terminal import StandardOutput
     from dfm_async.cli.view import LiveView, follow, logged, view_of, watched
 

@@ -15,8 +15,8 @@ import typer
 from dfm_async.base.cores import usable_cores
 from dfm_async.base.files import replaced
 from dfm_async.base.text import columns
+from dfm_async.cli.command_runner import BadInput, Exit, safe_json
 from dfm_async.cli.params import parameter_rows
-from dfm_async.cli.program import BadInput, Exit, safe_json
 from dfm_async.cli.references import find_federation, find_pipeline
 from dfm_async.drawing import graph_of, svg
 from dfm_async.federation.federation import Federation
@@ -27,8 +27,8 @@ from dfm_async.model.pool_size import workers_text
 from dfm_async.planning.plan import Plan
 from dfm_async.planning.prepare import calls_of, prepare
 from dfm_async.planning.profile import Profile
+from dfm_async.runtime.callees import Callee
 from dfm_async.runtime.core_use import stay_reason
-from dfm_async.runtime.operations import Callee
 
 Kind: TypeAlias = Literal["text", "mermaid", "svg"]
 """How a pipeline is drawn."""

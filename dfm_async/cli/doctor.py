@@ -23,7 +23,7 @@ from rich.text import Text
 
 from dfm_async.base.cores import usable_cores
 from dfm_async.base.text import install_hint, size_text
-from dfm_async.cli.program import BadInput, Exit
+from dfm_async.cli.command_runner import BadInput, Exit
 from dfm_async.cli.terminal import StandardOutput, terminal
 from dfm_async.errors import DfmError
 from dfm_async.federation.federation import Federation

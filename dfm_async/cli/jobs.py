@@ -11,14 +11,14 @@ import msgspec
 from rich.table import Table
 from rich.text import Text
 
-from dfm_async.cli.options import EventOptions, Output, ServiceOptions, SourceOptions
+from dfm_async.cli.command_options import EventOptions, Output, ServiceOptions, SourceOptions
+from dfm_async.cli.command_runner import BadInput, Exit, exit_of_status, print_message, safe, safe_json
 from dfm_async.cli.params import parse_value
-from dfm_async.cli.program import BadInput, Exit, exit_of_status, print_message, safe, safe_json
 from dfm_async.cli.references import load_module
 from dfm_async.cli.results import check_places, json_values, value_text, writer_of
+from dfm_async.cli.service_tokens import client_token
 from dfm_async.cli.stores import store_session
 from dfm_async.cli.terminal import StandardOutput, terminal
-from dfm_async.cli.tokens import client_token
 from dfm_async.cli.view import STATUS_STYLES, counted, follow, logged, view_of
 from dfm_async.errors import DfmError, JobNotFound
 from dfm_async.model.events import (

@@ -11,7 +11,7 @@ from typing import Final
 
 import typer
 
-from dfm_async.cli.program import BadInput
+from dfm_async.cli.command_runner import BadInput
 
 _FILES: Final = ("newproject.py", "tests/test_newproject.py", "pyproject.toml", "README.md")
 _MODULE, _NAME = "newproject", "new-project"

@@ -11,7 +11,7 @@ import anyio.to_thread
 import msgspec
 
 from dfm_async.base.text import shortened
-from dfm_async.cli.program import BadInput
+from dfm_async.cli.command_runner import BadInput
 from dfm_async.cli.terminal import input_lines
 from dfm_async.federation.federation import Federation
 from dfm_async.language.functions import parameter_texts

@@ -7,8 +7,8 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-from dfm_async.cli.options import Output, RunOptions
-from dfm_async.cli.program import BadInput, Unwritable, print_message
+from dfm_async.cli.command_options import Output, RunOptions
+from dfm_async.cli.command_runner import BadInput, Unwritable, print_message
 from dfm_async.cli.run import run_pipeline
 from dfm_async.session.session import Session
 from dfm_async.telemetry.cpu_profile import CpuProfile, profile_suffix

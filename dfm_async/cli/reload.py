@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Final, TypeVar
 
 import dfm_async
 from dfm_async.base.text import install_hint
-from dfm_async.cli.options import SessionOptions
-from dfm_async.cli.program import BadInput
+from dfm_async.cli.command_options import SessionOptions
+from dfm_async.cli.command_runner import BadInput
 from dfm_async.cli.references import find_federation
 from dfm_async.errors import DfmError
 from dfm_async.federation.federation import Federation

@@ -11,8 +11,8 @@ import anyio.to_thread
 import msgspec
 
 from dfm_async.base.files import replaced
-from dfm_async.cli.options import Output
-from dfm_async.cli.program import BadInput, Unwritable, safe, safe_json
+from dfm_async.cli.command_options import Output
+from dfm_async.cli.command_runner import BadInput, Unwritable, safe, safe_json
 from dfm_async.cli.terminal import StandardOutput
 from dfm_async.model.events import Result
 from dfm_async.telemetry.spans import frame_text

@@ -14,10 +14,10 @@ from types import ModuleType
 from typing import Any, Final, TypeAlias
 
 from dfm_async.base.text import columns
+from dfm_async.cli.command_options import Checkpoint, Output, RunOptions, Target
+from dfm_async.cli.command_runner import BadInput, Exit, Unwritable, exit_of_status
 from dfm_async.cli.flare.kits import flare_options
-from dfm_async.cli.options import Checkpoint, Output, RunOptions, Target
 from dfm_async.cli.params import ParameterFile, ParameterSet, parameter_rows, parse_params
-from dfm_async.cli.program import BadInput, Exit, Unwritable, exit_of_status
 from dfm_async.cli.references import find_federation, find_pipeline, set_workers
 from dfm_async.cli.reload import Reloading
 from dfm_async.cli.results import check_places, writer_of

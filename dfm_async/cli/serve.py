@@ -12,13 +12,13 @@ from typing import Any, Final
 import typer
 
 from dfm_async.base.text import install_hint
+from dfm_async.cli.command_options import ServeOptions
+from dfm_async.cli.command_runner import BadInput, Exit, print_message
 from dfm_async.cli.flare.kits import flare_options
-from dfm_async.cli.options import ServeOptions
-from dfm_async.cli.program import BadInput, Exit, print_message
 from dfm_async.cli.references import find_federation, find_pipeline, named_pipelines, set_workers
 from dfm_async.cli.reload import Reloading
+from dfm_async.cli.service_tokens import server_token, shared_token
 from dfm_async.cli.terminal import terminal
-from dfm_async.cli.tokens import server_token, shared_token
 from dfm_async.cli.view import LineView, logged
 from dfm_async.federation.federation import Federation
 from dfm_async.language.pipeline import Pipeline

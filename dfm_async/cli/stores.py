@@ -13,7 +13,7 @@ from typing import Final
 import anyio
 import msgspec
 
-from dfm_async.cli.program import BadInput, Exit, Unreachable, safe_json
+from dfm_async.cli.command_runner import BadInput, Exit, Unreachable, safe_json
 from dfm_async.cli.terminal import StandardOutput
 from dfm_async.cli.view import counted
 from dfm_async.federation.federation import Federation

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from rich.console import Console
 
-from dfm_async.cli.program import BadInput, Unwritable
+from dfm_async.cli.command_runner import BadInput, Unwritable
 
 _WIDE: Final = 10_000
 

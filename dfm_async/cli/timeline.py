@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from os import PathLike
 from typing import Final
 
-from dfm_async.cli.program import BadInput
+from dfm_async.cli.command_runner import BadInput
 from dfm_async.telemetry.spans import APPLICATION, Span, iter_trace
 
 _COLUMNS: Final = 60

@@ -15,9 +15,9 @@ from rich.table import Table
 from rich.text import Text
 
 from dfm_async.base.text import size_text, time_text
+from dfm_async.cli.command_options import ServiceOptions
+from dfm_async.cli.command_runner import Exit, safe, safe_json
 from dfm_async.cli.jobs import open_client
-from dfm_async.cli.options import ServiceOptions
-from dfm_async.cli.program import Exit, safe, safe_json
 from dfm_async.cli.terminal import StandardOutput, terminal
 from dfm_async.cli.view import counted
 from dfm_async.model.info import JobInfo

@@ -17,8 +17,8 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
+from dfm_async.cli.command_runner import print_message, safe, safe_json
 from dfm_async.cli.describe import write_text
-from dfm_async.cli.program import print_message, safe, safe_json
 from dfm_async.cli.terminal import terminal
 from dfm_async.cli.timeline import Figures, Row, Timeline, label_of, lane_order, read_timeline, waited_of
 from dfm_async.telemetry.spans import Span

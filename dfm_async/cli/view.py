@@ -17,7 +17,7 @@ from rich.table import Table
 from rich.text import Text
 
 from dfm_async.base.suspension import suspension
-from dfm_async.cli.program import safe
+from dfm_async.cli.command_runner import safe
 from dfm_async.cli.results import ResultWriter
 from dfm_async.cli.terminal import StandardOutput, terminal
 from dfm_async.errors import DecodingError

@@ -14,8 +14,8 @@ import httpx2
 import msgspec
 
 from dfm_async.base.tasks import in_thread
-from dfm_async.client.connection import INVALID, Connection
 from dfm_async.client.event_stream import EventStream
+from dfm_async.client.service_connection import INVALID, Connection
 from dfm_async.errors import ServiceError
 from dfm_async.language.pipeline import Pipeline
 from dfm_async.model.checks import moment

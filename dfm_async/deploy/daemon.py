@@ -25,7 +25,7 @@ from dfm_async.base.exits import process_exit
 from dfm_async.base.sockets import connected, same_user, user_of
 from dfm_async.base.tasks import completed
 from dfm_async.deploy.flare_process import marked
-from dfm_async.deploy.local import LocalFlare
+from dfm_async.deploy.local_flare import LocalFlare
 from dfm_async.deploy.project import SERVER_SITE
 from dfm_async.errors import DeploymentError
 

@@ -23,9 +23,9 @@ from dfm_async.base.tasks import OwnedTasks, completed
 from dfm_async.deploy.kit import Kit
 from dfm_async.deploy.project import require_nvflare
 from dfm_async.errors import DeploymentError
-from dfm_async.errors.base import exit_text
+from dfm_async.errors.root import exit_text
 from dfm_async.exchange.process import Process, end_watchdog, orphan_reaper, start_watchdog
-from dfm_async.wire.output import Output
+from dfm_async.wire.worker_output import Output
 
 if TYPE_CHECKING:
     import psutil

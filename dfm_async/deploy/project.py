@@ -22,7 +22,7 @@ import yaml
 from dfm_async.base.text import install_hint
 from dfm_async.deploy.certificates import forget_ending
 from dfm_async.errors import DeploymentError
-from dfm_async.errors.base import exit_text
+from dfm_async.errors.root import exit_text
 
 SERVER_SITE: Final = "server"
 """The site without a client: it runs in the server's own job process."""

@@ -14,14 +14,14 @@ with lazy_imports(__name__):
     from dfm_async.discovery.advice import FieldAdvice as FieldAdvice
     from dfm_async.discovery.advice import PartialFieldAdvice as PartialFieldAdvice
     from dfm_async.discovery.advice import SingleFieldAdvice as SingleFieldAdvice
+    from dfm_async.discovery.advised_values import AdvisedDateRange as AdvisedDateRange
+    from dfm_async.discovery.advised_values import AdvisedDict as AdvisedDict
+    from dfm_async.discovery.advised_values import AdvisedError as AdvisedError
+    from dfm_async.discovery.advised_values import AdvisedLiteral as AdvisedLiteral
+    from dfm_async.discovery.advised_values import AdvisedOneOf as AdvisedOneOf
+    from dfm_async.discovery.advised_values import AdvisedSubsetOf as AdvisedSubsetOf
+    from dfm_async.discovery.advised_values import AdvisedValue as AdvisedValue
+    from dfm_async.discovery.advised_values import Okay as Okay
     from dfm_async.discovery.advisors import AdviceContext as AdviceContext
     from dfm_async.discovery.advisors import field_advisor as field_advisor
     from dfm_async.discovery.growth import build_advice as build_advice
-    from dfm_async.discovery.values import AdvisedDateRange as AdvisedDateRange
-    from dfm_async.discovery.values import AdvisedDict as AdvisedDict
-    from dfm_async.discovery.values import AdvisedError as AdvisedError
-    from dfm_async.discovery.values import AdvisedLiteral as AdvisedLiteral
-    from dfm_async.discovery.values import AdvisedOneOf as AdvisedOneOf
-    from dfm_async.discovery.values import AdvisedSubsetOf as AdvisedSubsetOf
-    from dfm_async.discovery.values import AdvisedValue as AdvisedValue
-    from dfm_async.discovery.values import Okay as Okay

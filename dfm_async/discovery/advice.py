@@ -15,7 +15,7 @@ from typing import Any, Final, Literal, TypeAlias
 import msgspec
 
 from dfm_async.base.rendering import Shown
-from dfm_async.discovery.values import same, short
+from dfm_async.discovery.advised_values import same, short
 from dfm_async.errors import PartialError
 
 Form: TypeAlias = Literal["", "literal", "one of", "subset of", "dict", "date range", "okay"]

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
 
 if TYPE_CHECKING:
-    from dfm_async.discovery.values import AdvisedValue
+    from dfm_async.discovery.advised_values import AdvisedValue
 
 F = TypeVar("F", bound=Callable[..., Any])
 

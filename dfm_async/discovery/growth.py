@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, cast
 
-from dfm_async.discovery import values
+from dfm_async.discovery import advised_values
 from dfm_async.discovery.advice import (
     Advice,
     BranchFieldAdvice,
@@ -23,8 +23,8 @@ from dfm_async.discovery.advice import (
     PartialFieldAdvice,
     SingleFieldAdvice,
 )
+from dfm_async.discovery.advised_values import AdvisedError, AdvisedValue, Okay, plain, short
 from dfm_async.discovery.advisors import Advisor, advisors_of
-from dfm_async.discovery.values import AdvisedError, AdvisedValue, Okay, plain, short
 from dfm_async.language.expressions import Advise
 from dfm_async.model.scalars import plain_text
 
@@ -261,7 +261,7 @@ def _adopted(advice: Any) -> Any:
     name = type(advice).__name__
     if type(advice).__module__.partition(".")[0] != _PACKAGE or name not in _THEIRS:
         return advice
-    return getattr(values, name)(*(_adopted(getattr(advice, attribute)) for attribute in _THEIRS[name]))
+    return getattr(advised_values, name)(*(_adopted(getattr(advice, attribute)) for attribute in _THEIRS[name]))
 
 
 async def build_advice(adapter: object, **params: Any) -> Advice | None:

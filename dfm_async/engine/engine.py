@@ -9,7 +9,7 @@ from typing import Any, Final, TypeAlias
 from dfm_async.base.wall_clock import WallTimer, moment_text, wall_time
 from dfm_async.engine.coordinator import FROM_LOCATIONS, Coordinator
 from dfm_async.engine.intake import Values
-from dfm_async.engine.jobs import JobTable
+from dfm_async.engine.job_table import JobTable
 from dfm_async.engine.machine import Phase
 from dfm_async.engine.run import Host, Run
 from dfm_async.engine.scheduler import Scheduler

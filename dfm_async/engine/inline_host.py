@@ -9,10 +9,10 @@ from dfm_async.federation.federation import Federation
 from dfm_async.model.call_limits import SiteCapacity
 from dfm_async.model.ids import HOME
 from dfm_async.model.options import LocalOptions
-from dfm_async.runtime.operations import OperationTable
+from dfm_async.runtime.callees import OperationTable
 from dfm_async.runtime.permits import check_capacity
-from dfm_async.runtime.resources import SiteResources
-from dfm_async.runtime.site import SiteRuntime
+from dfm_async.runtime.shared_resources import SiteResources
+from dfm_async.runtime.site_runtime import SiteRuntime
 from dfm_async.wire import messages as msg
 
 

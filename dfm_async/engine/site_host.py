@@ -24,7 +24,7 @@ from dfm_async.model.pool_size import IDLE_AFTER, Workers, fewest_workers, most_
 from dfm_async.model.stats import SiteStats
 from dfm_async.planning.plan import Plan
 from dfm_async.runtime.permits import SitePermits
-from dfm_async.runtime.site import encode_net
+from dfm_async.runtime.site_runtime import encode_net
 from dfm_async.wire import messages as msg
 from dfm_async.wire.codec import Codec
 from dfm_async.wire.messages import Envelope

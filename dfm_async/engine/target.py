@@ -10,7 +10,7 @@ from dfm_async.base.signals import Notifier
 from dfm_async.engine.coordinator import Coordinator
 from dfm_async.engine.engine import Engine
 from dfm_async.engine.frames import Row
-from dfm_async.engine.jobs import JobControl, JobTable
+from dfm_async.engine.job_table import JobControl, JobTable
 from dfm_async.engine.run import Host
 from dfm_async.errors import Problem
 from dfm_async.federation.federation import Federation

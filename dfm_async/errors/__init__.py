@@ -7,11 +7,11 @@ all can be pickled.
 from __future__ import annotations
 
 from dfm_async.errors import exchange, federations, jobs, pipelines
-from dfm_async.errors.base import DfmError
 from dfm_async.errors.exchange import *
 from dfm_async.errors.federations import *
 from dfm_async.errors.jobs import *
 from dfm_async.errors.pipelines import *
+from dfm_async.errors.root import DfmError
 
 __all__ = ["DfmError"]
 __all__ += exchange.__all__

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from dfm_async.errors.base import DfmError, declared, output_excerpt, public, signal_name
+from dfm_async.errors.root import DfmError, declared, output_excerpt, public, signal_name
 
 __all__ = [
     "AgentClosed",

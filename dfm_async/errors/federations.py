@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from dfm_async.errors.base import DfmError, declared, listed, output_excerpt, public, signal_name
+from dfm_async.errors.root import DfmError, declared, listed, output_excerpt, public, signal_name
 
 __all__ = [
     "DeploymentError",

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from dfm_async.errors.base import DfmError, declared, public
 from dfm_async.errors.federations import WorkerLost
 from dfm_async.errors.pipelines import ParameterError
+from dfm_async.errors.root import DfmError, declared, public
 
 __all__ = [
     "EventsFull",

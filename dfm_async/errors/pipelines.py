@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from dfm_async.errors.base import DfmError, declared, listed, public
+from dfm_async.errors.root import DfmError, declared, listed, public
 
 __all__ = [
     "DecodingError",

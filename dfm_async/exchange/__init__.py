@@ -26,6 +26,6 @@ with lazy_imports(__name__):
     from dfm_async.exchange.task import Task as Task
     from dfm_async.exchange.task import TaskResult as TaskResult
     from dfm_async.exchange.transports import Invitation as Invitation
-    from dfm_async.exchange.values import Encoded as Encoded
-    from dfm_async.exchange.values import PlainCodec as PlainCodec
-    from dfm_async.exchange.values import ValueCodec as ValueCodec
+    from dfm_async.exchange.value_codec import Encoded as Encoded
+    from dfm_async.exchange.value_codec import PlainCodec as PlainCodec
+    from dfm_async.exchange.value_codec import ValueCodec as ValueCodec

@@ -14,7 +14,7 @@ from typing import Any, Final, SupportsFloat, SupportsIndex
 
 from dfm_async.base.tasks import in_thread
 from dfm_async.errors import AgentClosed, CallStateError, ConversionError, ExchangeError
-from dfm_async.exchange import messages as msg
+from dfm_async.exchange import program_messages as msg
 from dfm_async.exchange.agent_machine import LAST_MESSAGE, AgentMachine, DecodeTask
 from dfm_async.exchange.bootstrap import VARIABLE, Bootstrap, read_bootstrap
 from dfm_async.exchange.connection import Connection, Pipe
@@ -22,7 +22,7 @@ from dfm_async.exchange.handshake import perform_handshake
 from dfm_async.exchange.options import AgentOptions
 from dfm_async.exchange.task import OK, Task
 from dfm_async.exchange.transports import TRANSPORTS, load
-from dfm_async.exchange.values import Encoded, PlainCodec, ValueCodec
+from dfm_async.exchange.value_codec import Encoded, PlainCodec, ValueCodec
 
 _log = logging.getLogger(__name__)
 

@@ -15,13 +15,13 @@ import msgspec
 
 from dfm_async.base.containers import BoundedDict
 from dfm_async.errors import AgentClosed, CallStateError, PeerGone, ResultNotDelivered, TransferFailed
-from dfm_async.exchange import messages as msg
+from dfm_async.exchange import program_messages as msg
 from dfm_async.exchange.endpoint import Endpoint, PipeTraits
 from dfm_async.exchange.options import AgentOptions
 from dfm_async.exchange.progress import Verdict
 from dfm_async.exchange.task import Exchange, ExchangeState, Task, new_id
 from dfm_async.exchange.transfers import Download, Upload
-from dfm_async.exchange.values import Encoded
+from dfm_async.exchange.value_codec import Encoded
 
 LAST_MESSAGE: Final = 0.2
 """When a wait for a result is abandoned, how long the site's last message is still waited for, in seconds."""

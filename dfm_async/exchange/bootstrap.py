@@ -16,7 +16,7 @@ from typing import Any, Final
 import msgspec
 
 from dfm_async.errors import HandshakeRefused
-from dfm_async.exchange.messages import VERSION
+from dfm_async.exchange.program_messages import VERSION
 
 VARIABLE: Final = "DFM_ASYNC_BOOTSTRAP"
 """The environment variable that names the file."""

@@ -13,7 +13,7 @@ from dfm_async.base.signals import Outcome, Signal
 from dfm_async.base.tasks import OwnedTasks
 from dfm_async.exchange.bootstrap import Address
 from dfm_async.exchange.endpoint import Disconnect, Endpoint, PipeTraits, Send, SendChunks
-from dfm_async.exchange.messages import Chunk, Message
+from dfm_async.exchange.program_messages import Chunk, Message
 
 E = TypeVar("E", bound=Endpoint)
 T = TypeVar("T")

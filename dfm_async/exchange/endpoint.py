@@ -15,8 +15,8 @@ from typing import Any, Final
 
 import msgspec
 
-from dfm_async.exchange.messages import Beat, Chunk, Message, Report, Withdrawn
 from dfm_async.exchange.options import ExchangeOptions
+from dfm_async.exchange.program_messages import Beat, Chunk, Message, Report, Withdrawn
 from dfm_async.exchange.progress import ProgressTracker, TransferState
 from dfm_async.exchange.transfers import Download, MemorySink, Sink, Upload
 

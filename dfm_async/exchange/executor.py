@@ -30,7 +30,7 @@ from dfm_async.exchange.site_machine import (
 )
 from dfm_async.exchange.task import ExchangeState, ProgramState, ProgramStatus, Task, TaskResult
 from dfm_async.exchange.transports import SiteTransport, TransportName, site_transport
-from dfm_async.exchange.values import PlainCodec, ValueCodec
+from dfm_async.exchange.value_codec import PlainCodec, ValueCodec
 
 _log = logging.getLogger(__name__)
 

@@ -14,8 +14,8 @@ from dfm_async.base.signals import Outcome
 from dfm_async.errors import HandshakeRefused
 from dfm_async.exchange.bootstrap import VARIABLE, Address, Bootstrap, new_token, stamp_of, write_bootstrap
 from dfm_async.exchange.connection import Listener, Pipe, Receiver
-from dfm_async.exchange.messages import VERSION, Hello, Message, Refused, Welcome
 from dfm_async.exchange.options import ExecutorOptions
+from dfm_async.exchange.program_messages import VERSION, Hello, Message, Refused, Welcome
 from dfm_async.exchange.transports import TRANSPORTS, Invitation, load
 
 _HELLO_TIMEOUT: Final = 10.0

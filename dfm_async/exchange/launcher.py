@@ -17,7 +17,7 @@ from dfm_async.base.tasks import OwnedTasks
 from dfm_async.exchange.process import Process, orphan_reaper
 from dfm_async.exchange.task import ProgramState, ProgramStatus, Task
 from dfm_async.exchange.transports import Invitation
-from dfm_async.wire.output import LogRecord, Output
+from dfm_async.wire.worker_output import LogRecord, Output
 
 _log = logging.getLogger("dfm_async.program")
 

@@ -10,7 +10,7 @@ from typing import Final
 from dfm_async.base.signals import Signal
 from dfm_async.exchange.bootstrap import Address
 from dfm_async.exchange.connection import Listener, Pipe, Receiver
-from dfm_async.exchange.messages import Chunk, Message, decode, encode
+from dfm_async.exchange.program_messages import Chunk, Message, decode, encode
 
 
 class MemoryPipe(Pipe):

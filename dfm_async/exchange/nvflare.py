@@ -12,7 +12,7 @@ from dfm_async.exchange.connection import Pipe
 from dfm_async.exchange.endpoint import PipeTraits
 from dfm_async.exchange.options import ExecutorOptions
 from dfm_async.exchange.task import Model
-from dfm_async.exchange.values import Encoded
+from dfm_async.exchange.value_codec import Encoded
 
 ParamsFormat: TypeAlias = Literal["numpy", "pytorch", "keras_layer_weights", "raw"]
 """What a script works with: NVFLARE's ``params_exchange_format``."""

@@ -26,7 +26,7 @@ from typing import Final
 
 from dfm_async.base.descriptors import close_in_children, no_fork
 from dfm_async.base.exits import kill_group, process_exit
-from dfm_async.wire.output import LogRecord, Output, OutputSplitter
+from dfm_async.wire.worker_output import LogRecord, Output, OutputSplitter
 
 _log = logging.getLogger(__name__)
 

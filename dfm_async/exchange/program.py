@@ -19,7 +19,7 @@ from dfm_async.exchange.task import Task
 from dfm_async.exchange.transports import TRANSPORTS, Invitation, TransportName, site_transport
 from dfm_async.model.checks import whole
 from dfm_async.runtime.context import OperationContext, call_started
-from dfm_async.wire.output import LogRecord
+from dfm_async.wire.worker_output import LogRecord
 
 _ROUNDS: Final = ("round", "total_rounds")
 _TRANSPORTS: Final = {name: row for name, row in TRANSPORTS.items() if not row.in_process}

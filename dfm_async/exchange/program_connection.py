@@ -9,13 +9,13 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 from dfm_async.errors import BadResult, BadTask, TransferFailed
-from dfm_async.exchange import messages as msg
+from dfm_async.exchange import program_messages as msg
 from dfm_async.exchange.connection import Connection, Pipe
 from dfm_async.exchange.options import ExecutorOptions
 from dfm_async.exchange.site_machine import SiteMachine, result_problem
 from dfm_async.exchange.task import OK, Exchange, ExchangeState, Task, TaskResult, new_id
 from dfm_async.exchange.transfers import Download, FileSink, MemorySink, Sink
-from dfm_async.exchange.values import Encoded, ValueCodec
+from dfm_async.exchange.value_codec import Encoded, ValueCodec
 
 _log = logging.getLogger(__name__)
 

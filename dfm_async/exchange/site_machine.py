@@ -21,12 +21,12 @@ from dfm_async.errors import (
     TaskAborted,
     TaskRejected,
 )
-from dfm_async.errors.base import signal_name
-from dfm_async.exchange import messages as msg
+from dfm_async.errors.root import signal_name
+from dfm_async.exchange import program_messages as msg
 from dfm_async.exchange.endpoint import Endpoint, PipeTraits
 from dfm_async.exchange.options import ExecutorOptions
 from dfm_async.exchange.task import Exchange, ExchangeState, ProgramStatus, Task
-from dfm_async.exchange.values import Encoded
+from dfm_async.exchange.value_codec import Encoded
 
 _PROGRAM: Final = "program"
 

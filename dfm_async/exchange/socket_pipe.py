@@ -13,7 +13,7 @@ from dfm_async.base.descriptors import close_in_children, disconnect
 from dfm_async.base.sockets import LocalListener, connect_local, same_user
 from dfm_async.exchange.bootstrap import Address
 from dfm_async.exchange.connection import Listener, Pipe
-from dfm_async.exchange.messages import Chunk, Message, ResultOffer, TaskAnswer, TaskOffer, decode, encode
+from dfm_async.exchange.program_messages import Chunk, Message, ResultOffer, TaskAnswer, TaskOffer, decode, encode
 
 _AWAITED: Final = frozenset({TaskOffer, TaskAnswer, ResultOffer})
 """Messages that the other end waits for: they are written at once, with what is queued before them.

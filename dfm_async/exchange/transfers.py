@@ -19,7 +19,7 @@ from typing import Final, TypeAlias
 import xxhash
 
 from dfm_async.errors import TransferFailed
-from dfm_async.exchange.messages import Chunk, Message, Report
+from dfm_async.exchange.program_messages import Chunk, Message, Report
 from dfm_async.exchange.progress import ProgressTracker, TransferState
 
 CHUNK: Final = 256 * 1024

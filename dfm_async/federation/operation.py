@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Concatenate, Generic, Never, ParamSpec, P
 from dfm_async.discovery.advisors import Advisor, advisor
 from dfm_async.federation.bindings import Binding, ExposedParameter
 from dfm_async.federation.schemas import plain_data
-from dfm_async.language.current import current_builder
+from dfm_async.language.current_pipeline import current_builder
 from dfm_async.model.call_limits import LIMITS, CallLimits
 from dfm_async.model.checks import unexpected
 from dfm_async.model.policies import Cost, RetryPolicy

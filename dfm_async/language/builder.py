@@ -17,7 +17,7 @@ import msgspec
 from dfm_async.errors import PipelineError, PlaceholderError, Problem
 from dfm_async.language import expressions as ex
 from dfm_async.language import statements as st
-from dfm_async.language.current import current_builder
+from dfm_async.language.current_pipeline import current_builder
 from dfm_async.language.event_types import schema_of
 from dfm_async.model.checks import FINITE, is_number
 from dfm_async.model.constants import fresh
@@ -154,7 +154,7 @@ class Value:
         return Value(msgspec.structs.replace(found, path=(*found.path, step)), self._builder)
 
     def _text(self) -> str:
-        from dfm_async.language.text import expression_text
+        from dfm_async.language.pipeline_text import expression_text
 
         return expression_text(self._expression)
 

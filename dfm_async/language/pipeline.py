@@ -17,10 +17,10 @@ from dfm_async.base.containers import is_deeper
 from dfm_async.base.rendering import Shown, renderer
 from dfm_async.errors import PipelineError, PlaceholderError, Problem
 from dfm_async.language.builder import IN_OPERATION, Builder, Mode
-from dfm_async.language.current import building, current_builder
+from dfm_async.language.current_pipeline import building, current_builder
 from dfm_async.language.expressions import Constant, constant_data
+from dfm_async.language.pipeline_text import pipeline_mermaid, pipeline_text
 from dfm_async.language.statements import Statement, walk_statements
-from dfm_async.language.text import pipeline_mermaid, pipeline_text
 
 if TYPE_CHECKING:
     from typing_extensions import ParamSpec, TypeVar

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from typing import Final
 
 from dfm_async.net import spec
-from dfm_async.net.program import check_step
+from dfm_async.net.compiled_net import check_step
 
 _DEEPEST: Final = 200
 """The largest depth of nested formulas and loops; the planner allows less."""

@@ -6,8 +6,8 @@ import msgspec
 
 from dfm_async.model.ids import Frame
 from dfm_async.net import spec
+from dfm_async.net.compiled_net import Evaluate, Program, compile_formula
 from dfm_async.net.game import Instance
-from dfm_async.net.program import Evaluate, Program, compile_formula
 
 
 class ContainedCallCode(msgspec.Struct, eq=False):

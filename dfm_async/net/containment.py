@@ -19,9 +19,9 @@ from dfm_async.model.events import ErrorRecord
 from dfm_async.model.ids import Frame
 from dfm_async.net import effects as fx
 from dfm_async.net import spec
+from dfm_async.net.compiled_net import PlaceCode, Program, TransitionCode
 from dfm_async.net.contained import ContainedCallCode, ContainedLocation, scope_of
 from dfm_async.net.game import Control, Game, Instance, LoopRecord, describe_error
-from dfm_async.net.program import PlaceCode, Program, TransitionCode
 from dfm_async.net.tokens import ABSENT, OPEN, RELEASED, SKIPPED, Failed, StreamValue
 
 _NEVER: Final = 1 << 30

@@ -34,7 +34,7 @@ from dfm_async.model.info import FailureInfo
 from dfm_async.model.replies import Replies, Reply
 from dfm_async.net import effects as fx
 from dfm_async.net import spec
-from dfm_async.net.program import PlaceCode, Program, ScopeCode, TransitionCode, fetch
+from dfm_async.net.compiled_net import PlaceCode, Program, ScopeCode, TransitionCode, fetch
 from dfm_async.net.tokens import ABSENT, OPEN, RELEASED, SKIPPED, Failed, Foreign, Found, Miss, StreamValue
 
 _TRACEBACK_LINES: Final = 60

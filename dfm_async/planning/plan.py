@@ -15,7 +15,7 @@ from dfm_async.discovery.advisors import DISCOVER
 from dfm_async.errors import EncodingError, PipelineError, Problem
 from dfm_async.model.ids import Location
 from dfm_async.net import spec
-from dfm_async.net.program import Program
+from dfm_async.net.compiled_net import Program
 from dfm_async.planning.estimate import Alternative, NodeCost, PlanCost
 from dfm_async.planning.types import type_of_event
 from dfm_async.wire.codec import Codec

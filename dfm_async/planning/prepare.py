@@ -19,6 +19,7 @@ from dfm_async.federation.fingerprints import fingerprint
 from dfm_async.federation.operation import Adapter, Operation
 from dfm_async.language.expressions import Advise, Constant, Expression, Parameter, Ref, walk
 from dfm_async.language.pipeline import Pipeline
+from dfm_async.language.pipeline_text import expression_text
 from dfm_async.language.statements import (
     CallStatement,
     ChoiceStatement,
@@ -29,7 +30,6 @@ from dfm_async.language.statements import (
     WaitStatement,
     YieldStatement,
 )
-from dfm_async.language.text import expression_text
 from dfm_async.model.ids import Location, OperationKey
 from dfm_async.model.policies import RetryPolicy
 from dfm_async.net import spec

@@ -24,11 +24,11 @@ from dfm_async.model.policies import RetryPolicy, retry_after
 from dfm_async.net import effects as fx
 from dfm_async.net.tokens import StreamValue
 from dfm_async.runtime import context as _context
+from dfm_async.runtime.callees import Callee
 from dfm_async.runtime.context import OperationContext, on_start
-from dfm_async.runtime.faults import cause_of, drop_cancellation, is_our_cancellation
 from dfm_async.runtime.job_streams import StreamingJob
 from dfm_async.runtime.observer import Observation
-from dfm_async.runtime.operations import Callee
+from dfm_async.runtime.operation_errors import cause_of, drop_cancellation, is_our_cancellation
 from dfm_async.runtime.permits import Permit
 from dfm_async.runtime.recorded import RESUME_FROM, Recording
 from dfm_async.runtime.scope import JobScope

@@ -16,8 +16,8 @@ from typing import Final, TypeAlias
 
 from dfm_async.base.cores import usable_cores
 from dfm_async.federation.operation import CodeKind
+from dfm_async.runtime.callees import Callee
 from dfm_async.runtime.job_streams import StreamingJob
-from dfm_async.runtime.operations import Callee
 from dfm_async.runtime.threads import ThreadCall
 
 _BUSY: Final = 0.5

@@ -15,7 +15,7 @@ from dfm_async.federation.bindings import FromParam, FromSecrets
 from dfm_async.federation.operation import Adapter
 from dfm_async.runtime.adapters import AdapterObject
 from dfm_async.runtime.context import Caller, OperationContext, caller_of
-from dfm_async.runtime.faults import is_our_cancellation
+from dfm_async.runtime.operation_errors import is_our_cancellation
 
 AT_ONCE: Final = 16
 """The number of branches of a tree that are queried at the same time."""

@@ -18,14 +18,14 @@ from dfm_async.model.ids import Frame
 from dfm_async.model.policies import retry_after
 from dfm_async.net.game import describe_error
 from dfm_async.runtime import context as _context
+from dfm_async.runtime.callees import Callee
 from dfm_async.runtime.calls import context_of, work_of
 from dfm_async.runtime.dispatch import OperationCost
-from dfm_async.runtime.faults import cause_of, is_our_cancellation
-from dfm_async.runtime.objects import JobObjects
+from dfm_async.runtime.job_objects import JobObjects
 from dfm_async.runtime.observer import Observation
-from dfm_async.runtime.operations import Callee
-from dfm_async.runtime.resources import SiteResources
+from dfm_async.runtime.operation_errors import cause_of, is_our_cancellation
 from dfm_async.runtime.scope import JobScope
+from dfm_async.runtime.shared_resources import SiteResources
 from dfm_async.runtime.sources import IteratorCancelled, ThreadSource, is_iterator
 from dfm_async.runtime.threads import FREE
 from dfm_async.telemetry.recorder import Recorder, TracedCall

@@ -18,12 +18,12 @@ from dfm_async.model.events import ErrorRecord
 from dfm_async.model.ids import Frame
 from dfm_async.net import effects as fx
 from dfm_async.net import spec
+from dfm_async.net.compiled_net import Program
 from dfm_async.net.game import Activity, Control, Game
-from dfm_async.net.program import Program
 from dfm_async.net.tokens import Foreign, StreamValue
 from dfm_async.runtime import context as _context
-from dfm_async.runtime.faults import cause_of, is_our_cancellation
 from dfm_async.runtime.observer import Observation
+from dfm_async.runtime.operation_errors import cause_of, is_our_cancellation
 from dfm_async.runtime.outbox import States
 from dfm_async.runtime.recorded import RecordedSource, Recording
 from dfm_async.runtime.scope import HomeScope

@@ -12,7 +12,7 @@ from dfm_async.model.events import ErrorRecord, OperationEvent
 from dfm_async.model.ids import Frame
 from dfm_async.net import effects as fx
 from dfm_async.net.tokens import SKIPPED, Failed
-from dfm_async.runtime.resources import SiteResources
+from dfm_async.runtime.shared_resources import SiteResources
 from dfm_async.telemetry.recorder import Recorder
 from dfm_async.telemetry.spans import Origin
 from dfm_async.wire import messages as msg

@@ -24,7 +24,7 @@ from dfm_async.federation.operation import Adapter
 from dfm_async.model.call_limits import CallLimits, SiteCapacity
 from dfm_async.model.ids import OperationKey
 from dfm_async.model.stats import LimitStats
-from dfm_async.runtime.operations import Callee
+from dfm_async.runtime.callees import Callee
 from dfm_async.runtime.site_limits import Grant, SiteLimits
 from dfm_async.wire import messages as msg
 

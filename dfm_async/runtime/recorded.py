@@ -11,7 +11,7 @@ import msgspec
 
 from dfm_async.errors import StoreError
 from dfm_async.model.ids import Frame
-from dfm_async.runtime.faults import is_our_cancellation
+from dfm_async.runtime.operation_errors import is_our_cancellation
 from dfm_async.runtime.sources import AsyncSource, IteratorCancelled, Source
 from dfm_async.wire.codec import Broken, Codec, Packed
 

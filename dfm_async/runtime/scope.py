@@ -15,13 +15,13 @@ from dfm_async.federation.operation import Adapter
 from dfm_async.model.events import OperationEvent
 from dfm_async.model.ids import Frame
 from dfm_async.model.resources import CacheConfig
+from dfm_async.runtime.callees import Callee
 from dfm_async.runtime.context import OperationContext
-from dfm_async.runtime.faults import broken_record, cancel_task, is_our_cancellation
-from dfm_async.runtime.objects import JobObjects
+from dfm_async.runtime.job_objects import JobObjects
 from dfm_async.runtime.observer import CallObserver, Observation
-from dfm_async.runtime.operations import Callee
+from dfm_async.runtime.operation_errors import broken_record, cancel_task, is_our_cancellation
 from dfm_async.runtime.outbox import Outbox
-from dfm_async.runtime.resources import SiteResources
+from dfm_async.runtime.shared_resources import SiteResources
 from dfm_async.runtime.threads import JobThreads, ThreadCall
 from dfm_async.site.cache_storage import cache_storage
 from dfm_async.telemetry.recorder import Recorder

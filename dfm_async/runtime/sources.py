@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from typing import Any, Final, Protocol
 
 from dfm_async.base.signals import Signal
-from dfm_async.runtime.faults import cancel_task
+from dfm_async.runtime.operation_errors import cancel_task
 from dfm_async.runtime.threads import Threads
 from dfm_async.wire.codec import Packed
 

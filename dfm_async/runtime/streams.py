@@ -16,7 +16,7 @@ from dfm_async.base.signals import Signal
 from dfm_async.errors import StreamOverrun
 from dfm_async.model.events import ErrorRecord
 from dfm_async.net.tokens import StreamValue
-from dfm_async.runtime.faults import is_our_cancellation
+from dfm_async.runtime.operation_errors import is_our_cancellation
 from dfm_async.runtime.recorded import RecordedSource
 from dfm_async.runtime.sources import AsyncSource, IteratorCancelled, Source
 

@@ -11,7 +11,7 @@ from typing import Any, Final, Generic, TypeVar
 from dfm_async.base.containers import BoundedDict
 from dfm_async.base.signals import Signal
 from dfm_async.errors import DfmError, NotEnoughReplies, ParameterError, SessionClosed
-from dfm_async.runtime.faults import ENDS, ordinary
+from dfm_async.runtime.operation_errors import ENDS, ordinary
 from dfm_async.session.mapping import ValueOrError
 from dfm_async.session.stream import ClosableIterator
 

@@ -14,7 +14,7 @@ from typing import Any, Final, Protocol, TypeAlias
 from dfm_async.errors import JobAborted, JobFailed, JobInterrupted, StoreError
 from dfm_async.model.events import Result
 from dfm_async.model.ids import Frame
-from dfm_async.runtime.faults import drop_cancellation, is_our_cancellation
+from dfm_async.runtime.operation_errors import drop_cancellation, is_our_cancellation
 from dfm_async.session.stream import ResultStream
 
 _log = logging.getLogger(__name__)

@@ -21,7 +21,7 @@ from dfm_async.base.signals import Signal
 from dfm_async.base.tasks import completed, in_thread
 from dfm_async.base.wall_clock import wall_time
 from dfm_async.engine.frames import Row
-from dfm_async.engine.jobs import JobTable
+from dfm_async.engine.job_table import JobTable
 from dfm_async.errors import DfmError, EncodingError, JobNotFound, JobOwned, ParameterError, StoreError
 from dfm_async.model.ids import Frame, JobId
 from dfm_async.model.job_filter import JobFilter

@@ -8,7 +8,7 @@ from collections.abc import Callable, Coroutine, Generator, Iterable, Mapping, S
 from typing import TYPE_CHECKING, Any, Generic, Literal, Protocol, overload
 
 from dfm_async.base.rendering import Shown, renderer
-from dfm_async.engine.jobs import JobControl
+from dfm_async.engine.job_table import JobControl
 from dfm_async.errors import DfmError, JobNotFound
 from dfm_async.model.events import Failure, Result, Results
 from dfm_async.model.ids import Frame
@@ -17,7 +17,7 @@ from dfm_async.model.status import JobStatus
 from dfm_async.planning.plan import Plan
 from dfm_async.results.record import JobRecord
 from dfm_async.results.watching import ActivityReader
-from dfm_async.runtime.faults import cancel_task
+from dfm_async.runtime.operation_errors import cancel_task
 from dfm_async.session.callbacks import Callbacks
 from dfm_async.session.stream import EventStream, ResultStream
 from dfm_async.session.watch import InfoWatch, Waits, job_info

@@ -17,7 +17,7 @@ from dfm_async.base.descriptors import OwnLoop, close_in_children
 from dfm_async.base.signals import Outcome, Signal
 from dfm_async.base.tasks import completed
 from dfm_async.errors import SessionClosed
-from dfm_async.runtime.faults import ENDS, cancel_task
+from dfm_async.runtime.operation_errors import ENDS, cancel_task
 
 _log = logging.getLogger(__name__)
 

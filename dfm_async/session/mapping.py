@@ -16,7 +16,7 @@ from dfm_async.base.tasks import OwnedTasks, completed
 from dfm_async.errors import DfmError, EncodingError, JobFailed, ParameterError
 from dfm_async.model.status import JobStatus
 from dfm_async.results.log import LogReader
-from dfm_async.runtime.faults import cancel_task, is_our_cancellation, ordinary
+from dfm_async.runtime.operation_errors import cancel_task, is_our_cancellation, ordinary
 from dfm_async.session.job import Job
 from dfm_async.session.map_window import MapWindow
 from dfm_async.session.stream import ClosableIterator, ResultStream

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Generic, TypeVar
 
-from dfm_async.engine.jobs import JobControl
+from dfm_async.engine.job_table import JobControl
 from dfm_async.planning.profile import Profile
 from dfm_async.telemetry.cpu_profile import CpuProfile
 from dfm_async.telemetry.spans import APPLICATION, Span

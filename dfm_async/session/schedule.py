@@ -20,7 +20,7 @@ from dfm_async.model.info import JobInfo, ScheduleInfo
 from dfm_async.model.options import ResultLimits
 from dfm_async.model.policies import RetryPolicy
 from dfm_async.planning.plan import Plan
-from dfm_async.runtime.faults import cancel_task
+from dfm_async.runtime.operation_errors import cancel_task
 from dfm_async.session.callbacks import Callback
 from dfm_async.session.job import Job
 from dfm_async.session.stream import ClosableIterator

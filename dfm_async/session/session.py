@@ -16,7 +16,7 @@ import msgspec
 
 from dfm_async.base.tasks import in_thread
 from dfm_async.base.wall_clock import wall_time
-from dfm_async.engine.jobs import JobControl
+from dfm_async.engine.job_table import JobControl
 from dfm_async.engine.target import Target
 from dfm_async.errors import DfmError, JobNotFound, StoreError
 from dfm_async.federation.federation import Federation
@@ -37,7 +37,7 @@ from dfm_async.planning.profile import Profile
 from dfm_async.planning.types import is_plain, warm
 from dfm_async.results.record import JobRecord, JobSummary
 from dfm_async.session.callbacks import Callback, CallbackDispatcher, Callbacks, LoopDispatcher
-from dfm_async.session.calls import DirectCalls
+from dfm_async.session.direct_calls import DirectCalls
 from dfm_async.session.job import Job, check_places
 from dfm_async.session.lifecycle import Supervisor
 from dfm_async.session.parameters import ParameterSets, is_stream

@@ -17,7 +17,7 @@ import msgspec
 
 from dfm_async.base.backoff import delays
 from dfm_async.base.signals import Signal
-from dfm_async.engine.jobs import JobControl, JobTable
+from dfm_async.engine.job_table import JobControl, JobTable
 from dfm_async.errors import (
     DfmError,
     EncodingError,

@@ -16,7 +16,7 @@ import msgspec
 from dfm_async.base.tasks import completed
 from dfm_async.base.wall_clock import wall_time
 from dfm_async.engine.frames import Row
-from dfm_async.engine.jobs import JobControl
+from dfm_async.engine.job_table import JobControl
 from dfm_async.engine.target import AlreadySubmitted, Target
 from dfm_async.errors import (
     DfmError,
@@ -37,7 +37,7 @@ from dfm_async.planning.plan import Plan
 from dfm_async.results.record import JobRecord, Journal
 from dfm_async.results.unfinished import UnfinishedSets
 from dfm_async.results.watching import JobActivity
-from dfm_async.runtime.faults import cancel_task, is_our_cancellation
+from dfm_async.runtime.operation_errors import cancel_task, is_our_cancellation
 from dfm_async.session.callbacks import Callbacks
 from dfm_async.session.job import Job
 from dfm_async.session.lifecycle import Supervisor

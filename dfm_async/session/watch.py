@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from dfm_async.base.signals import check_interval
-from dfm_async.engine.jobs import JobControl, JobTable
+from dfm_async.engine.job_table import JobControl, JobTable
 from dfm_async.engine.target import Target
 from dfm_async.federation.federation import Federation
 from dfm_async.model.info import JobInfo

@@ -12,9 +12,9 @@ from typing import Any, Final, Generic, Self, TypeAlias, TypeVar
 
 from dfm_async.base.signals import Signal
 from dfm_async.base.tasks import on_loop
-from dfm_async.runtime.faults import ordinary
+from dfm_async.runtime.operation_errors import ordinary
 from dfm_async.session.submission import Params as AsyncParams
-from dfm_async.sync.streams import Stream
+from dfm_async.sync.iterators import Stream
 
 T = TypeVar("T")
 

@@ -19,7 +19,7 @@ from dfm_async.session.job import R_co
 from dfm_async.session.mapping import MapStream as AsyncMapStream
 from dfm_async.session.schedule import Schedule as AsyncSchedule
 from dfm_async.sync.blocking import Blocking, wait
-from dfm_async.sync.streams import Stream
+from dfm_async.sync.iterators import Stream
 
 V = TypeVar("V")
 

@@ -25,14 +25,14 @@ from dfm_async.planning.plan import Plan
 from dfm_async.planning.profile import Profile
 from dfm_async.session.broadcast import SiteReply
 from dfm_async.session.callbacks import Callback, CallbackDispatcher, LoopDispatcher
-from dfm_async.session.calls import A, B, C, P, R, SiteChoice, V
+from dfm_async.session.direct_calls import A, B, C, P, R, SiteChoice, V
 from dfm_async.session.mapping import MapItem
 from dfm_async.session.schedule import ScheduleOptions, TickParams
 from dfm_async.session.session import Session as AsyncSession
 from dfm_async.sync.blocking import Blocking
 from dfm_async.sync.inputs import Params, pulled, streamed
+from dfm_async.sync.iterators import Managed, Stream
 from dfm_async.sync.job import Job, MapStream, Schedule
-from dfm_async.sync.streams import Managed, Stream
 from dfm_async.telemetry.cpu_profile import CpuProfile
 from dfm_async.telemetry.sinks import Sink
 

@@ -16,8 +16,8 @@ from typing import Any, Final, Protocol
 from dfm_async.base.tasks import in_thread
 from dfm_async.federation.operation import Adapter, CodeKind
 from dfm_async.runtime.adapters import Objects
+from dfm_async.runtime.callees import Callee
 from dfm_async.runtime.context import OperationContext, current_context
-from dfm_async.runtime.operations import Callee
 from dfm_async.runtime.sources import is_iterator
 from dfm_async.testing.fakes import Call
 from dfm_async.testing.relay import Connection

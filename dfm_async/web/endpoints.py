@@ -16,11 +16,11 @@ from starlette.websockets import WebSocket
 
 from dfm_async.errors import DfmError
 from dfm_async.model.events import Scalar
-from dfm_async.runtime.faults import survivable
+from dfm_async.runtime.operation_errors import survivable
+from dfm_async.web.open_streams import disconnected
 from dfm_async.web.requests import check_query
 from dfm_async.web.responses import Refusal, refusal_of
 from dfm_async.web.state import State
-from dfm_async.web.streams import disconnected
 
 T = TypeVar("T")
 

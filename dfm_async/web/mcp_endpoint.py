@@ -24,7 +24,7 @@ import dfm_async
 from dfm_async.base.signals import Outcome
 from dfm_async.base.text import install_hint
 from dfm_async.errors import DfmError, SessionClosed
-from dfm_async.runtime.faults import ENDS
+from dfm_async.runtime.operation_errors import ENDS
 from dfm_async.session.session import Session
 from dfm_async.web.access import Principal
 from dfm_async.web.endpoints import Endpoint, Handler, traced

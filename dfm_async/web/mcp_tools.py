@@ -18,11 +18,11 @@ from dfm_async.model.info import JobInfo
 from dfm_async.model.status import JobStatus
 from dfm_async.results.event_codec import error_data
 from dfm_async.web.access import Principal
-from dfm_async.web.jobs import submit_job
+from dfm_async.web.job_handlers import submit_job
+from dfm_async.web.open_streams import JobReader, Phase, StreamState
+from dfm_async.web.pipeline_schemas import PipelineSchema, Schema
 from dfm_async.web.requests import Submission
-from dfm_async.web.schemas import PipelineSchema, Schema
 from dfm_async.web.state import Handlers, State
-from dfm_async.web.streams import JobReader, Phase, StreamState
 
 _REF: Final = "#/$defs/{model}"
 _TOOL_NAME: Final = re.compile(r"[A-Za-z0-9._-]{1,128}")

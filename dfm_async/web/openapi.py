@@ -16,9 +16,9 @@ import dfm_async
 from dfm_async.model.status import JobStatus
 from dfm_async.results.event_codec import EVENT_NAMES
 from dfm_async.web.paging import CURSOR, STATUS_CHOICES, largest_limit
+from dfm_async.web.pipeline_schemas import PipelineSchema, Schema
 from dfm_async.web.requests import Cancel, Fork, Inputs, Sent, Submission, WholePipeline
 from dfm_async.web.responses import raw_answer
-from dfm_async.web.schemas import PipelineSchema, Schema
 from dfm_async.web.single_results import ARROW
 from dfm_async.web.state import Handlers, State
 

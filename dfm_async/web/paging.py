@@ -17,11 +17,11 @@ from dfm_async.errors import DfmError
 from dfm_async.model.events import Event
 from dfm_async.model.info import JobInfo
 from dfm_async.model.status import JobStatus
+from dfm_async.web.open_streams import JobReader
 from dfm_async.web.records import LogRecords
 from dfm_async.web.requests import choice, moment, whole_number
 from dfm_async.web.responses import Refusal, answer, info_data
 from dfm_async.web.state import Handlers
-from dfm_async.web.streams import JobReader
 from dfm_async.web.writers import Connection, response_start
 
 CURSOR: Final = re.compile(r"^[0-9]+(\.[0-9]+)?~")

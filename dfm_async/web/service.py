@@ -32,14 +32,14 @@ from dfm_async.telemetry.metrics import METRICS, Metric, counter, gauge, prometh
 from dfm_async.web.access import Authorizer, Guard, LocalAuthorizer, Principal
 from dfm_async.web.assets import Assets, Drawings
 from dfm_async.web.endpoints import Endpoint, Handler, SocketEndpoint, traced
-from dfm_async.web.jobs import JobHandlers
+from dfm_async.web.job_handlers import JobHandlers
 from dfm_async.web.limits import WebLimits
+from dfm_async.web.open_streams import Streams
 from dfm_async.web.openapi import OpenApi
 from dfm_async.web.paging import PageHandlers
 from dfm_async.web.responses import Refusal, answer, unknown_route
 from dfm_async.web.single_results import ResultHandlers
 from dfm_async.web.state import Handlers, State
-from dfm_async.web.streams import Streams
 from dfm_async.web.writers import LiveHandlers, SocketHandlers
 
 _log = logging.getLogger(__name__)

@@ -20,10 +20,10 @@ from dfm_async.model.info import JobInfo
 from dfm_async.results.log import ResultLog
 from dfm_async.session.job import Job
 from dfm_async.web.access import Principal
+from dfm_async.web.open_streams import JobReader, StreamState
 from dfm_async.web.requests import quality, whole_number
 from dfm_async.web.responses import Refusal
 from dfm_async.web.state import Handlers, State
-from dfm_async.web.streams import JobReader, StreamState
 from dfm_async.web.writers import Connection, response_start
 from dfm_async.wire.codec import type_name
 from dfm_async.wire.codec.arrow_streams import arrow_parts

@@ -13,10 +13,10 @@ from dfm_async.session.job import Job
 from dfm_async.session.session import Session
 from dfm_async.web.access import Action, Guard, Principal
 from dfm_async.web.limits import JobQuota, Uploads, WebLimits
+from dfm_async.web.open_streams import Streams
+from dfm_async.web.pipeline_schemas import PipelineSchemas, pipeline_schemas
 from dfm_async.web.records import LogRecords, Records
 from dfm_async.web.responses import Refusal
-from dfm_async.web.schemas import PipelineSchemas, pipeline_schemas
-from dfm_async.web.streams import Streams
 
 
 class State:

@@ -22,11 +22,11 @@ from dfm_async.results.watching import ActivityReader
 from dfm_async.session.watch import JobWatch, SiteWatch
 from dfm_async.web.access import Principal
 from dfm_async.web.limits import WebLimits
+from dfm_async.web.open_streams import JobReader, Phase, StreamSlot, StreamState, disconnected
 from dfm_async.web.records import LogRecords, sse_event
 from dfm_async.web.requests import flag, on_disconnect, read_after
 from dfm_async.web.responses import info_data
 from dfm_async.web.state import Handlers, State
-from dfm_async.web.streams import JobReader, Phase, StreamSlot, StreamState, disconnected
 
 _log = logging.getLogger(__name__)
 

@@ -15,9 +15,9 @@ from typing import Any, Final
 
 from dfm_async.base.suspension import suspension
 from dfm_async.runtime.context import current_context
-from dfm_async.wire.output import Debugging
+from dfm_async.wire.worker_output import Debugging
+from dfm_async.workers.lent_terminal import INTERRUPT, LentTerminal, TerminalAccess
 from dfm_async.workers.output import OutputPipe
-from dfm_async.workers.terminal import INTERRUPT, LentTerminal, TerminalAccess
 
 _SKIPPED: Final = ("dfm_async.*", "asyncio.*", "threading")
 """The modules that a debugger does not step into: those that call operations."""

@@ -28,7 +28,7 @@ from multiprocessing import process, resource_tracker, spawn, util
 from typing import Final, Protocol
 
 from dfm_async.base.descriptors import close_in_children, disconnect, no_fork, occupy_standard_streams
-from dfm_async.errors.base import exit_text
+from dfm_async.errors.root import exit_text
 
 _log = logging.getLogger(__name__)
 

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from typing import Final
 
 from dfm_async.runtime.core_use import CoreUse
-from dfm_async.wire.output import Heartbeat
+from dfm_async.wire.worker_output import Heartbeat
 
 _BLOCKED: Final = 2
 """After how many heartbeats in a row without a turn of the loop deadlines are checked by the thread."""

@@ -26,7 +26,7 @@ from dfm_async.base.descriptors import disconnect
 from dfm_async.base.redaction import LONGEST as LONGEST_SECRET
 from dfm_async.base.redaction import hide
 from dfm_async.runtime.context import OperationContext, current_context
-from dfm_async.wire.output import LONGEST, Debugging, Heartbeat, LogRecord, cut, encode_output
+from dfm_async.wire.worker_output import LONGEST, Debugging, Heartbeat, LogRecord, cut, encode_output
 
 _PIPE_SIZE: Final = 1024 * 1024
 _PARTIAL: Final = 64

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from dfm_async.base.descriptors import close_in_children, disconnect
-from dfm_async.wire.output import Debugging, Heartbeat, LogRecord, Output, OutputSplitter
+from dfm_async.wire.worker_output import Debugging, Heartbeat, LogRecord, Output, OutputSplitter
 
 _AT_ONCE: Final = 64 * 1024
 """How much is read in one turn of the loop: a worker that floods must not keep the others from theirs."""

@@ -20,7 +20,7 @@ from dfm_async.base.cores import usable_cores
 from dfm_async.base.descriptors import occupy_standard_streams
 from dfm_async.base.tasks import completed
 from dfm_async.errors import WorkerLost
-from dfm_async.errors.base import exit_text
+from dfm_async.errors.root import exit_text
 from dfm_async.model.pool_size import IDLE_AFTER
 from dfm_async.model.stats import SiteStats, Traffic
 from dfm_async.runtime.permits import SitePermits

@@ -25,17 +25,17 @@ from dfm_async.base.tasks import in_thread
 from dfm_async.errors import DfmError, WorkerLost
 from dfm_async.model.events import NoticeKind
 from dfm_async.model.stats import Traffic, WorkerStats
-from dfm_async.runtime.site import PROGRAMS_KEPT
+from dfm_async.runtime.site_runtime import PROGRAMS_KEPT
 from dfm_async.wire import messages as msg
 from dfm_async.wire.channel import Channel
-from dfm_async.wire.output import Debugging, Heartbeat
+from dfm_async.wire.worker_output import Debugging, Heartbeat
 from dfm_async.workers.fork_server import ForkServer, ForkServerEnded, kill_group
 from dfm_async.workers.heartbeat import Watch, heartbeat_interval
+from dfm_async.workers.lent_terminal import TerminalAccess, own_terminal, take_back
 from dfm_async.workers.output import open_pipe
 from dfm_async.workers.output_reader import OutputReader, site_logger
 from dfm_async.workers.process_memory import memory_of, oom_kills
 from dfm_async.workers.start import WorkerProcess
-from dfm_async.workers.terminal import TerminalAccess, own_terminal, take_back
 from dfm_async.workers.worker import WorkerSetup, run
 
 _log = logging.getLogger(__name__)

@@ -26,21 +26,21 @@ from dfm_async.errors import DfmError, LoadingError
 from dfm_async.federation.operation import Adapter, Signature
 from dfm_async.model.ids import HOME
 from dfm_async.model.resources import ClassPath, SiteConfig
+from dfm_async.runtime.callees import OperationTable
 from dfm_async.runtime.core_use import CoreUse
-from dfm_async.runtime.faults import broken_record, keep_causes_here
-from dfm_async.runtime.operations import OperationTable
-from dfm_async.runtime.resources import SiteResources
-from dfm_async.runtime.site import SiteRuntime
+from dfm_async.runtime.operation_errors import broken_record, keep_causes_here
+from dfm_async.runtime.shared_resources import SiteResources
+from dfm_async.runtime.site_runtime import SiteRuntime
 from dfm_async.site.loading import Loader, lacks_body
 from dfm_async.wire import messages as msg
 from dfm_async.wire.channel import Channel
 from dfm_async.wire.codec import Codec, KnownClasses
 from dfm_async.wire.memory import Arena
 from dfm_async.workers.heartbeat import HeartbeatThread
+from dfm_async.workers.lent_terminal import TerminalAccess
 from dfm_async.workers.output import OutputPipe, capture
 from dfm_async.workers.shipping import load_site
 from dfm_async.workers.start import loading
-from dfm_async.workers.terminal import TerminalAccess
 
 _log = logging.getLogger(__name__)
 

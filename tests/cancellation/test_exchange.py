@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from dfm_async.exchange import ExecutorOptions, LauncherExecutor, SubprocessLauncher, Task
-from dfm_async.exchange import messages as msg
+from dfm_async.exchange import program_messages as msg
 from tests.cancellation.steps import LIMIT, cancelled_at, every_cut
 from tests.exchange.agents import agent_by_hand, offer
 from tests.exchange.processes import nothing_remains as nothing_remains

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from dfm_async import Federation, Pipeline, PlaceParam, Yield
+from dfm_async.cli.command_runner import BadInput
 from dfm_async.cli.params import ParameterFile, parse_params
-from dfm_async.cli.program import BadInput
 from dfm_async.cli.references import find_federation, find_pipeline
 from tests.cli.rig import STATIONS, invoked
 

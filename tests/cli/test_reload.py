@@ -12,7 +12,7 @@ from typing import Any
 import httpx2
 import pytest
 
-from dfm_async.cli.tokens import client_token
+from dfm_async.cli.service_tokens import client_token
 from tests.cli.rig import STATIONS, invoked, started, until
 from tests.support import processes
 from tests.support.processes import ROOT

@@ -17,7 +17,7 @@ import mcp
 import pytest
 from mcp.client.streamable_http import streamable_http_client
 
-from dfm_async.cli.tokens import client_token, shared_token
+from dfm_async.cli.service_tokens import client_token, shared_token
 from tests.cli.rig import STATIONS, dfm, invoked, lines, started, statuses, until
 from tests.support import processes
 

@@ -31,9 +31,9 @@ from dfm_async.engine.engine import Engine
 from dfm_async.events import Metrics
 from dfm_async.model.ids import JobId
 from dfm_async.model.job_spec import JobSpec
-from dfm_async.runtime.operations import OperationTable
-from dfm_async.runtime.resources import SiteResources
-from dfm_async.runtime.site import SiteRuntime
+from dfm_async.runtime.callees import OperationTable
+from dfm_async.runtime.shared_resources import SiteResources
+from dfm_async.runtime.site_runtime import SiteRuntime
 from dfm_async.wire import messages as msg
 from dfm_async.wire.codec import Codec
 from tests.conftest import Connect

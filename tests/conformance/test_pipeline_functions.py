@@ -22,7 +22,7 @@ from dfm_async import (
     Yield,
     collect,
 )
-from dfm_async.web.schemas import pipeline_schemas
+from dfm_async.web.pipeline_schemas import pipeline_schemas
 from tests.conftest import Connect
 from tests.support.sessions import SHORT
 from tests.support.waiting import file_created

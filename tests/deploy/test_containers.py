@@ -14,7 +14,7 @@ import kubernetes_validate
 import pytest
 import yaml
 
-from dfm_async.deploy.containers import PLACE, compose_files, image_files, kubernetes_files, label
+from dfm_async.deploy.container_files import PLACE, compose_files, image_files, kubernetes_files, label
 from dfm_async.deploy.federation_kits import kits_in
 from dfm_async.errors import DeploymentError
 from tests.deploy.rig import HOST, Made

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import httpx2
 
-from dfm_async.cli.tokens import client_token
+from dfm_async.cli.service_tokens import client_token
 from tests.docs.pages import DOCS, FILE, blocks
 from tests.support.processes import read_until, started
 

@@ -12,7 +12,7 @@ import pytest
 
 from dfm_async.errors import AgentClosed
 from dfm_async.exchange import AgentOptions, FlareAgent, PlainCodec
-from dfm_async.exchange import messages as msg
+from dfm_async.exchange import program_messages as msg
 from dfm_async.exchange.memory_pipe import memory_pair
 from tests.exchange.rig import Decorator, Hand, idle, supplied_with
 

@@ -21,12 +21,12 @@ from dfm_async.exchange import (
     TaskResult,
     handshake,
 )
-from dfm_async.exchange import messages as msg
+from dfm_async.exchange import program_messages as msg
 from dfm_async.exchange.bootstrap import read_bootstrap, stamp_of
 from dfm_async.exchange.connection import Receiver
 from dfm_async.exchange.handshake import connect
-from dfm_async.exchange.messages import Message
 from dfm_async.exchange.program_connection import OfferedResult
+from dfm_async.exchange.program_messages import Message
 from tests.exchange.rig import Decorator, Hand, supplied_with
 
 ANY = ExecutorOptions(other_tasks=("*",))

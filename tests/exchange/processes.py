@@ -17,7 +17,7 @@ import pytest
 
 from dfm_async.exchange import ExecutorOptions, LauncherExecutor, SubprocessLauncher, Task
 from dfm_async.exchange.process import orphan_reaper
-from dfm_async.wire.output import LogRecord
+from dfm_async.wire.worker_output import LogRecord
 
 PROGRAMS = Path(__file__).parent / "programs"
 MARK = "DFM_ASYNC_TEST_FAMILY"

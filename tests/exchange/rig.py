@@ -10,8 +10,8 @@ from collections.abc import Awaitable, Callable
 from typing import Any, TypeAlias, TypeVar
 
 from dfm_async.exchange import PlainCodec
-from dfm_async.exchange import messages as msg
-from dfm_async.exchange.messages import Message
+from dfm_async.exchange import program_messages as msg
+from dfm_async.exchange.program_messages import Message
 from dfm_async.testing.clock import VirtualClock, virtual_time
 
 M = TypeVar("M", bound=Message)

@@ -10,7 +10,7 @@ import pytest
 
 from dfm_async.errors import AgentClosed, CallStateError, EncodingError
 from dfm_async.exchange import AgentOptions, FlareAgent, PlainCodec
-from dfm_async.exchange import messages as msg
+from dfm_async.exchange import program_messages as msg
 from dfm_async.exchange.endpoint import PipeTraits
 from dfm_async.exchange.memory_pipe import MemoryPipe
 from tests.exchange.agents import LARGE_RESULT as LARGE

@@ -11,7 +11,7 @@ import pytest
 
 from dfm_async.errors import AgentClosed, CallStateError, ConversionError, EncodingError, ResultNotDelivered
 from dfm_async.exchange import AgentOptions, Encoded, FlareAgent, PlainCodec, Task
-from dfm_async.exchange import messages as msg
+from dfm_async.exchange import program_messages as msg
 from dfm_async.exchange.agent import FAILED
 from tests.exchange.agents import LARGE_RESULT as LARGE
 from tests.exchange.agents import (

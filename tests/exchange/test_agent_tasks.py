@@ -12,7 +12,7 @@ import pytest
 
 from dfm_async.errors import AgentClosed, CallStateError
 from dfm_async.exchange import Encoded, FlareAgent, PlainCodec, Task
-from dfm_async.exchange import messages as msg
+from dfm_async.exchange import program_messages as msg
 from dfm_async.exchange.agent import FAILED
 from dfm_async.exchange.memory_pipe import memory_pair
 from tests.exchange.agents import LARGE_RESULT as LARGE

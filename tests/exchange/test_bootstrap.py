@@ -12,7 +12,7 @@ import pytest
 
 from dfm_async.errors import HandshakeRefused
 from dfm_async.exchange.bootstrap import VARIABLE, Address, Bootstrap, new_token, read_bootstrap, write_bootstrap
-from dfm_async.exchange.messages import VERSION, Hello
+from dfm_async.exchange.program_messages import VERSION, Hello
 
 BOOTSTRAP = Bootstrap(
     address=Address(kind="unix", name="@somewhere"),

@@ -34,7 +34,7 @@ from dfm_async.exchange import (
     Task,
     TaskResult,
 )
-from dfm_async.exchange import messages as msg
+from dfm_async.exchange import program_messages as msg
 from tests.exchange.executors import (
     ANY,
     LARGE,

@@ -18,8 +18,8 @@ from dfm_async.exchange import FlareAgent, handshake
 from dfm_async.exchange.bootstrap import VARIABLE, Bootstrap, read_bootstrap, stamp_of
 from dfm_async.exchange.connection import Pipe
 from dfm_async.exchange.handshake import HandshakeTransport, connect
-from dfm_async.exchange.messages import VERSION, Abort, Beat, End, Hello, Message, Refused, TaskOffer, Welcome
 from dfm_async.exchange.options import AgentOptions, ExecutorOptions
+from dfm_async.exchange.program_messages import VERSION, Abort, Beat, End, Hello, Message, Refused, TaskOffer, Welcome
 from dfm_async.exchange.transports import site_transport
 from tests.exchange.rig import Recorder, on_virtual_time
 

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from dfm_async.exchange import Invitation, ProgramState, ProgramStatus, SubprocessLauncher, Task
-from dfm_async.wire.output import LogRecord, encode_output
+from dfm_async.wire.worker_output import LogRecord, encode_output
 from tests.exchange.processes import Heard, gone, survivors
 from tests.exchange.processes import nothing_remains as nothing_remains
 from tests.support.waiting import PROMPT

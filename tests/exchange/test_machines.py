@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from dfm_async.errors import AgentClosed, CallStateError, ExchangeError, PeerGone
 from dfm_async.exchange import AgentOptions, Encoded, ExecutorOptions, Task
-from dfm_async.exchange import messages as msg
+from dfm_async.exchange import program_messages as msg
 from dfm_async.exchange.agent_machine import AgentMachine, DecodeTask
 from dfm_async.exchange.endpoint import Endpoint, PipeTraits, Send, SendChunks
 from dfm_async.exchange.site_machine import SiteMachine

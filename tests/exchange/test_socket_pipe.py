@@ -21,7 +21,7 @@ from dfm_async.exchange import socket_pipe as socket_module
 from dfm_async.exchange.bootstrap import stamp_of
 from dfm_async.exchange.connection import Pipe
 from dfm_async.exchange.memory_pipe import memory_pair
-from dfm_async.exchange.messages import (
+from dfm_async.exchange.program_messages import (
     Abort,
     Beat,
     Chunk,

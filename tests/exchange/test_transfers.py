@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from dfm_async.errors import TransferFailed
 from dfm_async.exchange import transfers
-from dfm_async.exchange.messages import Chunk, Message, Report
+from dfm_async.exchange.program_messages import Chunk, Message, Report
 from dfm_async.exchange.progress import ProgressTracker, Verdict
 from dfm_async.exchange.transfers import Download, FileSink, MemorySink, Sink, Upload
 

@@ -16,7 +16,7 @@ from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any
 
-from dfm_async.deploy.local import LocalFlare, Places
+from dfm_async.deploy.local_flare import LocalFlare, Places
 from dfm_async.deploy.project import SERVER_SITE
 from tests.flare.shared import KITS, ROOT
 

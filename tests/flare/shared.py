@@ -15,7 +15,7 @@ import sys
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from dfm_async.deploy.local import LocalFlare
+from dfm_async.deploy.local_flare import LocalFlare
 
 ROOT = Path(__file__).resolve().parents[2]
 HOME = ROOT / ".nox" / "federations"

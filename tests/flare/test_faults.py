@@ -29,7 +29,7 @@ from dfm_async import (
     Yield,
 )
 from dfm_async.deploy.flare_process import marked
-from dfm_async.deploy.local import LocalFlare, Places
+from dfm_async.deploy.local_flare import LocalFlare, Places
 from dfm_async.model.flare import FlareOptions
 from tests.flare.doors import Door, knock
 from tests.flare.shared import KITS, ROOT

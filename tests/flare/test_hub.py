@@ -16,7 +16,7 @@ from dfm_async.model.job_spec import JobSpec
 from dfm_async.model.stats import WorkerStats
 from dfm_async.planning.prepare import prepare
 from dfm_async.results.event_codec import decode_error
-from dfm_async.runtime.site import encode_net
+from dfm_async.runtime.site_runtime import encode_net
 from dfm_async.targets.flare import protocol as fm
 from dfm_async.targets.flare.hub import Hub
 from dfm_async.targets.flare.hub_endpoints import CommandEndpoint, GatewayEndpoint

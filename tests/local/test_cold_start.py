@@ -10,7 +10,7 @@ _SCRIPT = """
 import asyncio, sys
 from dfm_async import Federation, Pipeline, PlaceParam, Session, Yield
 
-assert "dfm_async.runtime.site" not in sys.modules, "loaded while the fork server could load"
+assert "dfm_async.runtime.site_runtime" not in sys.modules, "loaded while the fork server could load"
 
 def loaded(n: int) -> list[str]:
     import sys

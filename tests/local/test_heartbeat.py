@@ -15,7 +15,7 @@ import pytest
 
 from dfm_async import Job, LocalOptions, Session
 from dfm_async.events import WorkerNotice
-from dfm_async.wire.output import Heartbeat
+from dfm_async.wire.worker_output import Heartbeat
 from dfm_async.workers.heartbeat import Watch
 from tests.local import talkers as t
 from tests.support.pipelines import pipeline_of, yielding

@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 import threading
 
-from dfm_async.workers.terminal import LentTerminal, TerminalAccess
+from dfm_async.workers.lent_terminal import LentTerminal, TerminalAccess
 from tests.support.waiting import PROMPT
 
 

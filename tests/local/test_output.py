@@ -21,7 +21,7 @@ import pytest
 from dfm_async import JobAborted, LocalOptions, Pipeline, Session, WorkerLost
 from dfm_async.base.redaction import LONGEST as LONGEST_SECRET
 from dfm_async.base.redaction import note_secret
-from dfm_async.wire.output import LONGEST, LogRecord
+from dfm_async.wire.worker_output import LONGEST, LogRecord
 from dfm_async.workers import output_reader, site_worker
 from dfm_async.workers.output import OutputPipe, _LineStream, open_pipe
 from dfm_async.workers.output_reader import OutputReader

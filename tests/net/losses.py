@@ -10,9 +10,9 @@ from typing import Any
 from dfm_async import Federation, Pipeline
 from dfm_async.errors import WorkerLost
 from dfm_async.net import effects as fx
+from dfm_async.net.compiled_net import Program
 from dfm_async.net.containment import ContainingGame, RestoredGame, game_of
 from dfm_async.net.game import Game, describe_error
-from dfm_async.net.program import Program
 from dfm_async.planning.prepare import prepare
 
 APP = -1

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from dfm_async import Federation, Pipeline
 from dfm_async.net import effects as fx
 from dfm_async.net import spec
+from dfm_async.net.compiled_net import Program
 from dfm_async.net.game import Game, Instance
-from dfm_async.net.program import Program
 from dfm_async.planning import Plan
 from dfm_async.planning.prepare import prepare
 from tests.reference import value_of

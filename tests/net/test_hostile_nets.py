@@ -21,12 +21,12 @@ from dfm_async.model.ids import JobId, Location
 from dfm_async.model.job_spec import JobSpec
 from dfm_async.net import spec
 from dfm_async.net.checking import check_net
-from dfm_async.net.program import compile_formula
+from dfm_async.net.compiled_net import compile_formula
 from dfm_async.net.tokens import Miss
 from dfm_async.planning.prepare import prepare
-from dfm_async.runtime.operations import OperationTable
-from dfm_async.runtime.resources import SiteResources
-from dfm_async.runtime.site import SiteRuntime, decode_net, encode_net
+from dfm_async.runtime.callees import OperationTable
+from dfm_async.runtime.shared_resources import SiteResources
+from dfm_async.runtime.site_runtime import SiteRuntime, decode_net, encode_net
 from dfm_async.wire import messages as msg
 from dfm_async.wire.codec import Codec
 from tests.net.table import a, at_a, at_b, b, fed

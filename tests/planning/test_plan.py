@@ -26,7 +26,7 @@ from dfm_async import (
 from dfm_async.federation import Cost
 from dfm_async.model.ids import Location
 from dfm_async.net import spec
-from dfm_async.net.program import Program
+from dfm_async.net.compiled_net import Program
 from dfm_async.planning import Plan
 from dfm_async.planning.explain import net_text
 from dfm_async.planning.prepare import prepare

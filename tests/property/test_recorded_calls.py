@@ -21,7 +21,7 @@ from dfm_async import Event, Failure, Job, JobStatus, Pipeline, Result, Session,
 from dfm_async.events import FailureHandled, FrameCompleted
 from dfm_async.federation.operation import CodeKind
 from dfm_async.planning.forking import Fork
-from dfm_async.runtime.operations import Callee
+from dfm_async.runtime.callees import Callee
 from tests.property.random_pipelines import Maker, fed, functions, write
 from tests.property.test_random_pipelines import sets, valid
 from tests.property.waits import sending

@@ -13,10 +13,10 @@ from dfm_async.discovery.advisors import DISCOVER
 from dfm_async.model.ids import JobId, Location
 from dfm_async.model.job_spec import JobSpec
 from dfm_async.net import spec
-from dfm_async.runtime import site as runtime_site
-from dfm_async.runtime.operations import OperationTable
-from dfm_async.runtime.resources import SiteResources
-from dfm_async.runtime.site import PROGRAMS_KEPT, SiteRuntime
+from dfm_async.runtime import site_runtime as runtime_site
+from dfm_async.runtime.callees import OperationTable
+from dfm_async.runtime.shared_resources import SiteResources
+from dfm_async.runtime.site_runtime import PROGRAMS_KEPT, SiteRuntime
 from dfm_async.wire import messages as msg
 from dfm_async.wire.codec import Codec
 

@@ -13,8 +13,8 @@ from dfm_async import Federation, ForEach, LocalOptions, Pipeline, Session, Yiel
 from dfm_async.base.cores import usable_cores
 from dfm_async.events import WorkerNotice
 from dfm_async.runtime import core_use
+from dfm_async.runtime.callees import Callee
 from dfm_async.runtime.core_use import CoreUse, stay_reason
-from dfm_async.runtime.operations import Callee
 from tests.support.waiting import until
 
 fed = Federation("cores")

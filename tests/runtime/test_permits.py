@@ -13,7 +13,7 @@ import pytest
 from dfm_async.errors import DfmError
 from dfm_async.federation.operation import Adapter
 from dfm_async.model.call_limits import CallLimits, SiteCapacity
-from dfm_async.runtime.operations import Callee
+from dfm_async.runtime.callees import Callee
 from dfm_async.runtime.permits import Permit, Permits, SitePermits, check_capacity, own_permits
 from dfm_async.runtime.threads import JobThreads, Threads
 from tests.support.waiting import settled

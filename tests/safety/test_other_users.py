@@ -16,8 +16,8 @@ from dfm_async import Federation, JobAborted, Session, WorkerLost
 from dfm_async.base.sockets import connect_local
 from dfm_async.exchange.bootstrap import Address, read_bootstrap, stamp_of
 from dfm_async.exchange.handshake import HandshakeTransport, connect
-from dfm_async.exchange.messages import VERSION, Chunk, Hello, Message, Welcome
 from dfm_async.exchange.options import ExecutorOptions
+from dfm_async.exchange.program_messages import VERSION, Chunk, Hello, Message, Welcome
 from dfm_async.targets.flare import gateway as gateways
 from dfm_async.targets.flare.gateway import Frames, Gateway, prove, split_address
 from tests.support.pipelines import yielding

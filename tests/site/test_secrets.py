@@ -37,7 +37,7 @@ from dfm_async.engine.engine import Engine
 from dfm_async.errors import SecretError
 from dfm_async.federation import ClassPath, ExposedParameter, FromParam, FromSecrets, VaultConfig
 from dfm_async.federation.bindings import Binding
-from dfm_async.runtime.site import SiteRuntime
+from dfm_async.runtime.site_runtime import SiteRuntime
 from dfm_async.site import EnvironmentVault, FileVault, KeyringVault
 from dfm_async.web import AllowAnyone, Service
 from tests.conftest import Connect, TargetName

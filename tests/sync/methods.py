@@ -15,7 +15,7 @@ import dfm_async
 
 PACKAGE: Final = Path(dfm_async.__file__).parent
 SOURCES: Final = {
-    "Session": [("session/session.py", "Session"), ("session/calls.py", "DirectCalls")],
+    "Session": [("session/session.py", "Session"), ("session/direct_calls.py", "DirectCalls")],
     "Job": [("session/job.py", "Job")],
 }
 """The asynchronous classes that have the methods of each blocking one."""

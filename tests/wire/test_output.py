@@ -7,7 +7,7 @@ import itertools
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dfm_async.wire.output import LONGEST, Heartbeat, LogRecord, Output, OutputSplitter, cut, encode_output
+from dfm_async.wire.worker_output import LONGEST, Heartbeat, LogRecord, Output, OutputSplitter, cut, encode_output
 
 lines = st.text(st.characters(exclude_characters="\n\r\x1e", exclude_categories=["Cs"]), max_size=20)
 records = st.builds(

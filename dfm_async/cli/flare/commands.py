@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from dfm_async.cli.options import (
+from dfm_async.cli.command_options import (
     FLARE_FOLDER,
     CompatOption,
     FederationArgument,

@@ -10,8 +10,8 @@ from typing import Final
 
 import typer
 
-from dfm_async.cli.options import SessionOptions
-from dfm_async.cli.program import BadInput, Exit, Unreachable, Unwritable, print_message
+from dfm_async.cli.command_options import SessionOptions
+from dfm_async.cli.command_runner import BadInput, Exit, Unreachable, Unwritable, print_message
 from dfm_async.cli.terminal import StandardOutput
 from dfm_async.deploy.kit import Kit, greet, is_connected
 from dfm_async.errors import DeploymentError

@@ -18,16 +18,16 @@ from rich.table import Table
 from rich.text import Text
 
 from dfm_async.base.exits import process_exit
-from dfm_async.cli.options import FLARE_FOLDER, UpOptions
-from dfm_async.cli.program import BadInput, Exit, Unreachable
+from dfm_async.cli.command_options import FLARE_FOLDER, UpOptions
+from dfm_async.cli.command_runner import BadInput, Exit, Unreachable
 from dfm_async.cli.references import find_federation
 from dfm_async.cli.terminal import StandardOutput, terminal
 from dfm_async.deploy.daemon import Daemon, DaemonStatus, read_status, request_end
 from dfm_async.deploy.example import write_example
-from dfm_async.deploy.local import LocalFlare
+from dfm_async.deploy.local_flare import LocalFlare
 from dfm_async.deploy.project import SERVER_SITE
 from dfm_async.errors import FederationError
-from dfm_async.errors.base import exit_text
+from dfm_async.errors.root import exit_text
 
 _LOG: Final = "daemon.log"
 _EXAMPLE: Final = "example"

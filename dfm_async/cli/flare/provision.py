@@ -14,9 +14,9 @@ import typer
 from rich.text import Text
 from rich.tree import Tree
 
-from dfm_async.cli.program import BadInput, Exit
+from dfm_async.cli.command_runner import BadInput, Exit
 from dfm_async.cli.terminal import StandardOutput, terminal
-from dfm_async.deploy.containers import compose_files, image_files, kubernetes_files
+from dfm_async.deploy.container_files import compose_files, image_files, kubernetes_files
 from dfm_async.deploy.federation_kits import FederationKit, Provisioned, kits_in, provision_federation
 from dfm_async.deploy.project import Project, User
 from dfm_async.errors import DeploymentError, FederationError

@@ -37,7 +37,7 @@ from nvflare.fuel.utils.fobs import FOBSContextKey
 
 from dfm_async.base.tasks import in_thread
 from dfm_async.errors import TaskRejected
-from dfm_async.exchange import messages as msg
+from dfm_async.exchange import program_messages as msg
 from dfm_async.exchange.nvflare import NvflarePipe, named_metrics, unreadable
 
 BOOTSTRAP_VARIABLE: Final = BOOTSTRAP_FILE_ENV_VAR

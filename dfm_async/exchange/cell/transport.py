@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any, Final, cast
 
 from dfm_async.base.text import install_hint
-from dfm_async.exchange import messages as msg
+from dfm_async.exchange import program_messages as msg
 from dfm_async.exchange.connection import Pipe
 from dfm_async.exchange.nvflare import (
     ModelCodec,

@@ -22,7 +22,7 @@ from dfm_async.exchange.nvflare import (
     task_meta,
 )
 from dfm_async.exchange.task import Model
-from dfm_async.exchange.values import Encoded
+from dfm_async.exchange.value_codec import Encoded
 
 HEADERS: Final = "__headers__"
 """The key of a shareable's headers."""

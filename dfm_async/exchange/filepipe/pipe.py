@@ -12,7 +12,7 @@ from typing import Final
 from dfm_async.base.tasks import in_thread
 from dfm_async.base.text import install_hint
 from dfm_async.errors import FobsError
-from dfm_async.exchange import messages as msg
+from dfm_async.exchange import program_messages as msg
 from dfm_async.exchange.endpoint import PipeTraits
 from dfm_async.exchange.filepipe.fobs_format import Dialect
 from dfm_async.exchange.filepipe.queue import DirectoryQueue, Received, Sent, Side

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final, Literal, TypeAlias, cast
 
-from dfm_async.exchange import messages as msg
+from dfm_async.exchange import program_messages as msg
 from dfm_async.exchange.filepipe.models import Shareable, metrics_from_dxo, metrics_to_dxos, shareable_of, task_of
 from dfm_async.exchange.filepipe.queue import MessageName
 from dfm_async.exchange.nvflare import task_headers

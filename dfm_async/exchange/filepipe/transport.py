@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from dfm_async.errors import HandshakeRefused
-from dfm_async.exchange import messages as msg
+from dfm_async.exchange import program_messages as msg
 from dfm_async.exchange.connection import Pipe, Receiver
 from dfm_async.exchange.filepipe.models import ShareableCodec
 from dfm_async.exchange.filepipe.pipe import FilePipe

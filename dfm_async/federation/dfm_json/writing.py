@@ -22,7 +22,7 @@ from dfm_async.federation.dfm_json.values import ADVISE, BEST_OF, NODE, PLACE_PA
 from dfm_async.language import expressions as ex
 from dfm_async.language import statements as st
 from dfm_async.language.pipeline import Pipeline
-from dfm_async.language.text import expression_text
+from dfm_async.language.pipeline_text import expression_text
 
 if TYPE_CHECKING:
     from dfm_async.federation.federation import Federation

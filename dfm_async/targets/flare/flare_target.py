@@ -15,7 +15,7 @@ from dfm_async.base.containers import BoundedDict
 from dfm_async.base.signals import Notifier
 from dfm_async.base.text import cleaned
 from dfm_async.engine.frames import Row
-from dfm_async.engine.jobs import JobTable
+from dfm_async.engine.job_table import JobTable
 from dfm_async.errors import DfmError, EncodingError, FlareError, PipelineError, Problem
 from dfm_async.federation.federation import Federation
 from dfm_async.model.flare import FlareOptions

@@ -13,7 +13,7 @@ from dfm_async.base.signals import Throttle
 from dfm_async.base.text import cleaned
 from dfm_async.engine.coordinator import Coordinator
 from dfm_async.engine.engine import Engine, starts_later
-from dfm_async.engine.jobs import JobTable
+from dfm_async.engine.job_table import JobTable
 from dfm_async.engine.machine import Phase
 from dfm_async.engine.run import Run
 from dfm_async.errors import (

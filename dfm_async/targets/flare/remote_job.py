@@ -31,7 +31,7 @@ from dfm_async.model.waiting import JobWait
 from dfm_async.results.event_codec import decode_error, encode_error
 from dfm_async.results.record import JobRecord
 from dfm_async.results.seen import Seen
-from dfm_async.runtime.site import encode_net
+from dfm_async.runtime.site_runtime import encode_net
 from dfm_async.targets.flare import protocol as fm
 from dfm_async.targets.flare.event_messages import EventReader
 from dfm_async.targets.flare.hub_connection import HubConnection

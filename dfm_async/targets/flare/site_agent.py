@@ -23,7 +23,7 @@ from dfm_async.model.flare import SiteSettings
 from dfm_async.model.ids import JobId, Location
 from dfm_async.model.options import LocalOptions
 from dfm_async.model.stats import SiteStats
-from dfm_async.runtime.faults import broken_record
+from dfm_async.runtime.operation_errors import broken_record
 from dfm_async.site.authorizing import Authorizer, Denied
 from dfm_async.targets.flare import protocol as fm
 from dfm_async.targets.flare.admission import Account, Admission, RequestedUse, User

@@ -19,7 +19,7 @@ from __future__ import annotations
 import dataclasses
 from functools import cached_property
 
-from dfm_async.wire.codec.engine import Broken, Engine, Mode, Packed, type_name, weight
+from dfm_async.wire.codec.codec_engine import Broken, Engine, Mode, Packed, type_name, weight
 from dfm_async.wire.codec.pickling import dumps_by_value
 from dfm_async.wire.codec.registry import KINDS
 from dfm_async.wire.codec.untrusted import KnownClasses

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from msgspec.msgpack import Ext
 
-from dfm_async.wire.codec.engine import BYTES_BLOCK, Engine, Kind
+from dfm_async.wire.codec.codec_engine import BYTES_BLOCK, Engine, Kind
 from dfm_async.wire.codec.pickling import pack_pickle
 from dfm_async.wire.memory import LARGE
 

@@ -25,7 +25,7 @@ import msgspec
 from msgspec.msgpack import Ext
 
 from dfm_async.model.replies import Replies
-from dfm_async.wire.codec.engine import BIG_INT, ITEMS, SURROGATES, Engine, Kind
+from dfm_async.wire.codec.codec_engine import BIG_INT, ITEMS, SURROGATES, Engine, Kind
 from dfm_async.wire.codec.pickling import importable, pack_pickle
 from dfm_async.wire.codec.untrusted import check_hashes
 

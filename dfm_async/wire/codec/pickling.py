@@ -18,7 +18,7 @@ import cloudpickle
 import msgspec
 from msgspec.msgpack import Ext
 
-from dfm_async.wire.codec.engine import Engine, Kind
+from dfm_async.wire.codec.codec_engine import Engine, Kind
 
 _MAIN: Final = "__main__"
 """The module that is another one in every process: its classes do not travel by their names."""

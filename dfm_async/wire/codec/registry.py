@@ -18,7 +18,7 @@ from msgspec.msgpack import Ext
 
 from dfm_async.base.tasks import INTERRUPTS
 from dfm_async.wire.codec.arrays import ARRAY_KINDS
-from dfm_async.wire.codec.engine import Engine, Kind, Kinds, type_name
+from dfm_async.wire.codec.codec_engine import Engine, Kind, Kinds, type_name
 from dfm_async.wire.codec.kinds import VALUE_KINDS
 from dfm_async.wire.codec.pickling import PICKLE_KINDS, pack_pickle
 

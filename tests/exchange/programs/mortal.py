@@ -66,7 +66,7 @@ at("before hello")
 import asyncio  # noqa: E402 - what follows takes longer than to say hello
 from typing import Any  # noqa: E402
 
-from dfm_async.exchange import messages  # noqa: E402
+from dfm_async.exchange import program_messages  # noqa: E402
 from dfm_async.exchange.agent import FlareAgent  # noqa: E402
 from dfm_async.exchange.connection import Pipe  # noqa: E402
 from dfm_async.exchange.options import AgentOptions  # noqa: E402
@@ -76,22 +76,22 @@ from dfm_async.exchange.transfers import Download  # noqa: E402
 perform_handshake, arrived, send = FlareAgent._perform_handshake, Download.received, SocketPipe.send
 
 
-async def after_handshake(agent: FlareAgent) -> tuple[Pipe, list[messages.Message]]:
+async def after_handshake(agent: FlareAgent) -> tuple[Pipe, list[program_messages.Message]]:
     found = await perform_handshake(agent)
     at("after hello")
     return found
 
 
-def after_a_chunk(download: Download, chunk: messages.Chunk, size: int) -> None:
+def after_a_chunk(download: Download, chunk: program_messages.Chunk, size: int) -> None:
     arrived(download, chunk, size)
     at("receiving")
 
 
-def after_sending(pipe: SocketPipe, message: messages.Message, data: memoryview | None = None) -> None:
+def after_sending(pipe: SocketPipe, message: program_messages.Message, data: memoryview | None = None) -> None:
     send(pipe, message, data)
-    if isinstance(message, messages.ResultOffer):
+    if isinstance(message, program_messages.ResultOffer):
         at("offering")
-    elif isinstance(message, messages.Chunk) and message.offset:
+    elif isinstance(message, program_messages.Chunk) and message.offset:
         at("transferring")
 
 

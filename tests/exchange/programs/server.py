@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from dfm_async.exchange import messages
+from dfm_async.exchange import program_messages
 from dfm_async.exchange.agent import FlareAgent
 from dfm_async.exchange.agent_machine import AgentMachine
 from dfm_async.exchange.socket_pipe import SocketPipe
@@ -20,10 +20,10 @@ code = sys.argv[2] if len(sys.argv) > 2 else "0"
 send = SocketPipe.send
 
 
-def say_more_than_hello(last: messages.Message) -> Any:
-    def say(pipe: SocketPipe, message: messages.Message, data: memoryview | None = None) -> None:
+def say_more_than_hello(last: program_messages.Message) -> Any:
+    def say(pipe: SocketPipe, message: program_messages.Message, data: memoryview | None = None) -> None:
         send(pipe, message, data)
-        if isinstance(message, messages.Hello):
+        if isinstance(message, program_messages.Hello):
             send(pipe, last)
 
     return say
@@ -33,9 +33,9 @@ changed: Any = AgentMachine, SocketPipe
 if manner == "deaf":
     changed[0]._task_offered = lambda machine, offer: print("not listening", flush=True)
 elif manner == "ends":
-    changed[1].send = say_more_than_hello(messages.End("I am not in the mood"))
+    changed[1].send = say_more_than_hello(program_messages.End("I am not in the mood"))
 elif manner == "aborts":
-    changed[1].send = say_more_than_hello(messages.Abort("I am not in the mood"))
+    changed[1].send = say_more_than_hello(program_messages.Abort("I am not in the mood"))
 
 
 def sockets() -> list[int]:

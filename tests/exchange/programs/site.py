@@ -10,7 +10,7 @@ from typing import Any
 
 from dfm_async.exchange import LauncherExecutor, SubprocessLauncher, Task
 from dfm_async.exchange.process import OrphanReaper, orphan_reaper
-from dfm_async.wire.output import LogRecord
+from dfm_async.wire.worker_output import LogRecord
 
 way, manner, folder, *moments = sys.argv[1:]
 WITNESS = str(Path(__file__).with_name("witness.py"))

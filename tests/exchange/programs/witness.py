@@ -45,7 +45,7 @@ if moment == "before hello":
     reached()
     threading.Event().wait()
 
-from dfm_async.exchange import messages  # noqa: E402
+from dfm_async.exchange import program_messages  # noqa: E402
 from dfm_async.exchange.agent import FlareAgent  # noqa: E402
 from dfm_async.exchange.agent_machine import AgentMachine  # noqa: E402
 from dfm_async.exchange.socket_pipe import SocketPipe  # noqa: E402
@@ -72,17 +72,17 @@ def on_stop(machine: AgentMachine, reason: Any, detail: str) -> None:
         os._exit(0)
 
 
-def after_a_chunk(download: Download, chunk: messages.Chunk, size: int) -> None:
+def after_a_chunk(download: Download, chunk: program_messages.Chunk, size: int) -> None:
     if moment == "receiving" and download.started:
         at("receiving")
         return  # it never gets any further
     arrived(download, chunk, size)
 
 
-def instead_of_sending(pipe: SocketPipe, message: messages.Message, data: memoryview | None = None) -> None:
-    if isinstance(message, messages.ResultOffer) and moment == "offering":
+def instead_of_sending(pipe: SocketPipe, message: program_messages.Message, data: memoryview | None = None) -> None:
+    if isinstance(message, program_messages.ResultOffer) and moment == "offering":
         at("offering")
-    elif isinstance(message, messages.Chunk) and message.offset and moment == "transferring":
+    elif isinstance(message, program_messages.Chunk) and message.offset and moment == "transferring":
         at("transferring")
     else:
         send(pipe, message, data)

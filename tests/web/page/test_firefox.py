@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 import pytest
 import pytest_asyncio
 
-from dfm_async.web.streams import Phase
+from dfm_async.web.open_streams import Phase
 from tests.web.page.firefox import Firefox, firefox
 from tests.web.page.site import gate
 from tests.web.rig import Server

@@ -12,7 +12,7 @@ from starlette.requests import HTTPConnection
 
 from dfm_async import JobInfo, Session
 from dfm_async.web import Action, AllowAnyone, Authorizer, Principal, Service
-from dfm_async.web.streams import Phase
+from dfm_async.web.open_streams import Phase
 from tests.web.page.conftest import Open
 from tests.web.page.site import PIPELINES, fed, gate
 from tests.web.rig import Server, serving

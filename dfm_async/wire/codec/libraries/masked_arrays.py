@@ -7,7 +7,7 @@ from typing import Any, Final
 import numpy
 import numpy.ma
 
-from dfm_async.wire.codec.libraries.checks import array
+from dfm_async.wire.codec.libraries.array_checks import array
 from dfm_async.wire.codec.registry import NamedCodec, Unsupported, register_ours
 
 _SMALL: Final = 4096

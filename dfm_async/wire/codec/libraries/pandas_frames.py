@@ -16,7 +16,7 @@ import numpy
 import pandas
 
 from dfm_async.wire.codec.kinds import ZONE_NAME
-from dfm_async.wire.codec.libraries.checks import array
+from dfm_async.wire.codec.libraries.array_checks import array
 from dfm_async.wire.codec.registry import NamedCodec, Unsupported, load_library, register_ours
 
 try:

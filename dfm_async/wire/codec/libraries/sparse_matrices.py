@@ -6,7 +6,7 @@ from typing import Any, Final
 
 import scipy.sparse
 
-from dfm_async.wire.codec.libraries.checks import array
+from dfm_async.wire.codec.libraries.array_checks import array
 from dfm_async.wire.codec.registry import NamedCodec, Unsupported, register_ours
 
 _COMPRESSED: Final = ("csr", "csc", "bsr")

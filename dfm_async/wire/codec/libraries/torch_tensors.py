@@ -10,7 +10,7 @@ from typing import Any, Final
 
 import torch
 
-from dfm_async.wire.codec.libraries.checks import array
+from dfm_async.wire.codec.libraries.array_checks import array
 from dfm_async.wire.codec.registry import NamedCodec, Unsupported, register_ours
 
 _DTYPES: Final = {

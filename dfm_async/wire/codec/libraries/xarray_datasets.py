@@ -9,7 +9,7 @@ import pandas
 import xarray
 import xarray.indexes
 
-from dfm_async.wire.codec.libraries.checks import array
+from dfm_async.wire.codec.libraries.array_checks import array
 from dfm_async.wire.codec.registry import NamedCodec, Unsupported, register_ours
 
 

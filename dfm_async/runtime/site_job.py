@@ -12,18 +12,18 @@ from dfm_async.model.events import ErrorRecord, FailureHandled
 from dfm_async.model.ids import Frame
 from dfm_async.model.json_data import read_json
 from dfm_async.net import effects as fx
+from dfm_async.net.compiled_net import Program
 from dfm_async.net.containment import ContainingGame, RestoredGame, game_of
 from dfm_async.net.game import Activity
-from dfm_async.net.program import Program
 from dfm_async.net.tokens import OPEN, SKIPPED, Failed
 from dfm_async.runtime import calls
 from dfm_async.runtime.cache import Ticket
-from dfm_async.runtime.faults import cause_of, check_cancellation, is_our_cancellation
 from dfm_async.runtime.job_streams import FAIR, PULL, StreamingJob
+from dfm_async.runtime.operation_errors import cause_of, check_cancellation, is_our_cancellation
 from dfm_async.runtime.outbox import States, error_data
 from dfm_async.runtime.recorded import Recording
-from dfm_async.runtime.resources import SiteResources
 from dfm_async.runtime.scope import JobHost
+from dfm_async.runtime.shared_resources import SiteResources
 from dfm_async.runtime.sources import PLAIN, AsyncSource, is_iterator
 from dfm_async.runtime.streams import Stream, StreamFailed
 from dfm_async.wire import messages as msg

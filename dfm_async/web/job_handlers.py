@@ -22,6 +22,7 @@ from dfm_async.session.job import Job
 from dfm_async.web.access import Principal
 from dfm_async.web.endpoints import unless_disconnected
 from dfm_async.web.limits import Upload
+from dfm_async.web.open_streams import StreamSlot
 from dfm_async.web.requests import (
     Cancel,
     Fork,
@@ -36,7 +37,6 @@ from dfm_async.web.requests import (
 )
 from dfm_async.web.responses import Refusal, answer, info_data
 from dfm_async.web.state import Handlers, State
-from dfm_async.web.streams import StreamSlot
 from dfm_async.web.writers import EventWriter
 
 _MOST_NAMES: Final = 20

@@ -39,7 +39,7 @@ def command(
 
         @functools.wraps(function)
         def run(**given: Any) -> None:
-            from dfm_async.cli.program import run_command
+            from dfm_async.cli.command_runner import run_command
 
             for name, kind in groups.items():
                 given[name] = kind(**{field.name: given.pop(field.name) for field in fields(kind)})

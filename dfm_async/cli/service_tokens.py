@@ -14,7 +14,7 @@ from typing import Final
 from urllib.parse import urlsplit
 
 from dfm_async.base.addresses import is_loopback
-from dfm_async.cli.program import BadInput
+from dfm_async.cli.command_runner import BadInput
 
 VARIABLE: Final = "DFM_TOKEN"
 _SHORTEST: Final = 16

@@ -15,13 +15,13 @@ from dfm_async.errors import DfmError
 from dfm_async.model.resources import SiteConfig
 from dfm_async.net import spec
 from dfm_async.net.checking import check_net
-from dfm_async.net.program import Program
-from dfm_async.runtime.faults import broken_record
+from dfm_async.net.compiled_net import Program
+from dfm_async.runtime.callees import OperationTable
 from dfm_async.runtime.guests import Guests
-from dfm_async.runtime.job import SiteJob
-from dfm_async.runtime.objects import JobObjects
-from dfm_async.runtime.operations import OperationTable
-from dfm_async.runtime.resources import SiteResources
+from dfm_async.runtime.job_objects import JobObjects
+from dfm_async.runtime.operation_errors import broken_record
+from dfm_async.runtime.shared_resources import SiteResources
+from dfm_async.runtime.site_job import SiteJob
 from dfm_async.runtime.spread import ABOUT_CALLS
 from dfm_async.wire import messages as msg
 from dfm_async.wire.codec import Codec

@@ -12,7 +12,7 @@ from typing import Any, Final, Generic, Self, TypeVar
 from dfm_async.base.loop_thread import LoopThread
 from dfm_async.base.signals import Signal
 from dfm_async.errors import SessionClosed
-from dfm_async.runtime.faults import cancel_task, is_our_cancellation, ordinary
+from dfm_async.runtime.operation_errors import cancel_task, is_our_cancellation, ordinary
 from dfm_async.session.mapping import MapStream as AsyncMapStream
 from dfm_async.session.stream import EventStream, ResultStream
 from dfm_async.sync.blocking import wait

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 from dfm_async.model.call_limits import SiteCapacity
 from dfm_async.model.resources import SiteConfig
 from dfm_async.runtime.cache import SiteCache, StoredValues
-from dfm_async.runtime.faults import cancel_task
-from dfm_async.runtime.operations import OperationTable
+from dfm_async.runtime.callees import OperationTable
+from dfm_async.runtime.operation_errors import cancel_task
 from dfm_async.runtime.permits import Permits, SitePermits, own_permits
 from dfm_async.runtime.spread import CallSpread
 from dfm_async.runtime.threads import Threads

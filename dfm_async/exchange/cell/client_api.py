@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, cast
 from dfm_async.base.tasks import in_thread
 from dfm_async.base.text import install_hint
 from dfm_async.errors import HandshakeRefused
-from dfm_async.exchange import messages as msg
+from dfm_async.exchange import program_messages as msg
 from dfm_async.exchange.nvflare import ModelCodec, NvflarePipe
 from dfm_async.exchange.options import AgentOptions
 from dfm_async.exchange.task import OK, Model

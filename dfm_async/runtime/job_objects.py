@@ -14,10 +14,10 @@ from dfm_async.errors import LoadingError, SecretError
 from dfm_async.federation.operation import Adapter
 from dfm_async.model.resources import ClassPath
 from dfm_async.runtime.adapters import adapter_arguments, offered_to
+from dfm_async.runtime.callees import Callee
 from dfm_async.runtime.context import current_context
-from dfm_async.runtime.faults import is_our_cancellation
-from dfm_async.runtime.operations import Callee
-from dfm_async.runtime.resources import SiteResources
+from dfm_async.runtime.operation_errors import is_our_cancellation
+from dfm_async.runtime.shared_resources import SiteResources
 from dfm_async.runtime.threads import JobThreads
 from dfm_async.site.building import build_site, load_classes
 from dfm_async.site.loading import construct, lacks_body

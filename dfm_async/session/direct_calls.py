@@ -19,7 +19,7 @@ from dfm_async.federation.operation import DIRECT, GENERATORS, RESERVED, Operati
 from dfm_async.federation.schemas import plain_data
 from dfm_async.federation.site import Site
 from dfm_async.language.builder import ForEach, PlaceParam, Yield
-from dfm_async.language.current import current_builder
+from dfm_async.language.current_pipeline import current_builder
 from dfm_async.language.pipeline import Pipeline
 from dfm_async.language.statements import BestOf
 from dfm_async.model.job_spec import FRAME_WINDOW
