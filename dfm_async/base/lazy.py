@@ -22,15 +22,15 @@ from typing import Any
 _patching = threading.Lock()
 
 
-class _Pending:
+class _LazyName:
     """Stand in for a module that is not imported yet, and for its names."""
 
     def __init__(self, module: str, name: str = "") -> None:
         self.module = module
         self.name = name
 
-    def __getattr__(self, name: str) -> _Pending:
-        return _Pending(self.module, name)
+    def __getattr__(self, name: str) -> _LazyName:
+        return _LazyName(self.module, name)
 
 
 @contextmanager
@@ -48,7 +48,7 @@ def lazy_imports(package: str, moved: Mapping[str, str] | None = None) -> Iterat
     def defer(name: str, caller: Any = None, local: Any = None, names: Any = (), level: int = 0) -> Any:
         if caller is not namespace:  # an import of another module, in another thread
             return original(name, caller, local, names, level)
-        return _Pending(name)
+        return _LazyName(name)
 
     with _patching:
         original = builtins.__import__
@@ -58,7 +58,7 @@ def lazy_imports(package: str, moved: Mapping[str, str] | None = None) -> Iterat
         finally:
             vars(builtins)["__import__"] = original
 
-    pending = {name: value for name, value in namespace.items() if isinstance(value, _Pending)}
+    pending = {name: value for name, value in namespace.items() if isinstance(value, _LazyName)}
     for name in pending:
         del namespace[name]
     public = sorted(name for name in pending if not name.startswith("_"))

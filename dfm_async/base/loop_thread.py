@@ -87,7 +87,7 @@ class LoopThread:
         if threading.current_thread() is self._thread:
             work.close()
             raise RuntimeError(f"thread {self._name!r} runs the event loop: a call in it would wait for itself")
-        call = _Call(work)
+        call = _ThreadCall(work)
         try:
             self._submit(call.start, self._tasks)
             return call.outcome.result()
@@ -128,7 +128,7 @@ class LoopThread:
 
         Its errors are logged.
         """
-        call = _Call(work)
+        call = _ThreadCall(work)
         call.outcome.add_done_callback(_log_error)
         try:
             self._submit(call.start, self._tasks)
@@ -156,7 +156,7 @@ class LoopThread:
             self._thread.join()
 
 
-class _Call(Generic[T]):
+class _ThreadCall(Generic[T]):
     """A coroutine that another thread waits for. Its outcome is set when it has ended, also if it was cancelled."""
 
     def __init__(self, work: Coroutine[Any, Any, T]) -> None:

@@ -196,13 +196,13 @@ def _watch_logs() -> None:
     def make_hidden(*args: Any, **kwargs: Any) -> logging.LogRecord:
         record = make(*args, **kwargs)
         _clean(record)
-        record.__dict__ = _Attributes(record.__dict__)
+        record.__dict__ = _RecordAttributes(record.__dict__)
         return record
 
     logging.setLogRecordFactory(make_hidden)
 
 
-class _Attributes(dict[str, Any]):
+class _RecordAttributes(dict[str, Any]):
     """The attributes of a record. Those that are set by name come from ``extra=``, when the record is created."""
 
     def __setitem__(self, name: str, value: Any) -> None:

@@ -140,7 +140,7 @@ FolderOption = Annotated[Path, typer.Option(metavar="DIR", help="The folder of t
 QuietOption = Annotated[bool, typer.Option("--quiet", "-q", help="Show only errors on standard error.")]
 
 
-class Target(StrEnum):
+class TargetName(StrEnum):
     """Where a pipeline runs."""
 
     LOCAL = "local"
@@ -203,7 +203,9 @@ class RunOptions(SessionOptions):
             metavar="FILE", help="Parameter sets: a .json or .jsonl file, or - for JSON lines on standard input."
         ),
     ] = None
-    target: Annotated[Target, typer.Option(help="Worker processes, or everything in this process.")] = Target.LOCAL
+    target: Annotated[TargetName, typer.Option(help="Worker processes, or everything in this process.")] = (
+        TargetName.LOCAL
+    )
     job_id: Annotated[
         str | None, option("Your own id for the job. Repeating the command finds the same job.", "ID")
     ] = None

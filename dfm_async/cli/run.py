@@ -14,7 +14,7 @@ from types import ModuleType
 from typing import Any, Final, TypeAlias
 
 from dfm_async.base.text import columns
-from dfm_async.cli.command_options import Checkpoint, Output, RunOptions, Target
+from dfm_async.cli.command_options import Checkpoint, Output, RunOptions, TargetName
 from dfm_async.cli.command_runner import BadInput, Exit, Unwritable, exit_of_status
 from dfm_async.cli.flare.kits import flare_options
 from dfm_async.cli.params import ParameterFile, ParameterSet, parameter_rows, parse_params
@@ -55,7 +55,7 @@ def run_pipeline(
         raise BadInput("standard input cannot be both the pipeline and its parameters: write one of them to a file")
     flare = flare_options(options)
     federation, module = find_federation(options.federation, compat=options.compat)
-    if options.workers is not None and options.target is Target.INLINE:
+    if options.workers is not None and options.target is TargetName.INLINE:
         raise BadInput("--workers cannot be used with --target inline: everything runs in this process")
     if options.checkpoint is Checkpoint.CALLS and options.store is None:
         raise BadInput("--checkpoint calls needs --store, such as sqlite:///jobs.db: calls are recorded beside it")

@@ -35,7 +35,7 @@ _MOST: Final = 200
 """The largest number of jobs of one status."""
 
 
-class Snapshot(msgspec.Struct, kw_only=True):
+class ServiceSnapshot(msgspec.Struct, kw_only=True):
     """The state of a service: the statistics of its session, and the jobs that have not ended, the newest first."""
 
     stats: SessionStats
@@ -56,13 +56,13 @@ async def show_top(options: ServiceOptions, *, once: bool, as_json: bool) -> int
     return Exit.SUCCESS
 
 
-async def _snapshot(client: Client) -> Snapshot:
+async def _snapshot(client: Client) -> ServiceSnapshot:
     stats = await client.stats()
     jobs = [info for status in (JobStatus.RUNNING, JobStatus.SUBMITTED) for info in await client.jobs(_MOST, status)]
-    return Snapshot(stats=stats, jobs=jobs)
+    return ServiceSnapshot(stats=stats, jobs=jobs)
 
 
-async def _write(found: Snapshot, output: StandardOutput, *, as_json: bool) -> None:
+async def _write(found: ServiceSnapshot, output: StandardOutput, *, as_json: bool) -> None:
     if as_json:
         await output.line(safe_json(msgspec.json.encode(found)))
     else:
@@ -101,7 +101,7 @@ async def _follow(client: Client, output: StandardOutput, live: Live | None) -> 
 # views
 
 
-def view_of_snapshot(found: Snapshot) -> Group:
+def view_of_snapshot(found: ServiceSnapshot) -> Group:
     """Return the tables of sites and jobs."""
     stats = found.stats
     memory = "" if stats.memory is None else f", the service uses {size_text(stats.memory)}"

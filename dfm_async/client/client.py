@@ -14,8 +14,8 @@ import httpx2
 import msgspec
 
 from dfm_async.base.tasks import in_thread
-from dfm_async.client.event_stream import EventStream
-from dfm_async.client.service_connection import INVALID, Connection
+from dfm_async.client.event_stream import EventParser
+from dfm_async.client.service_connection import INVALID, ServiceConnection
 from dfm_async.errors import ServiceError
 from dfm_async.language.pipeline import Pipeline
 from dfm_async.model.checks import moment
@@ -77,7 +77,7 @@ class Client:
     def __init__(
         self, url: str, *, token: str | None = None, transport: httpx2.AsyncBaseTransport | None = None
     ) -> None:
-        self._connection = Connection(url, token, transport)
+        self._connection = ServiceConnection(url, token, transport)
 
     async def __aenter__(self) -> Self:
         return self
@@ -217,7 +217,7 @@ class Client:
         try:
             async with connection.stream("/stream") as response:
                 await connection.check(response, "")
-                async for sent in connection.events(response, EventStream(connection.largest)):
+                async for sent in connection.events(response, EventParser(connection.largest)):
                     if sent.name == "drain":
                         return
                     if sent.name == "job":
@@ -380,7 +380,7 @@ class Client:
         query = {"activity": "true"} if activity else {}
         delay, failed = 1.0, 0
         while True:
-            stream = EventStream(connection.largest)
+            stream = EventParser(connection.largest)
             try:
                 async with connection.stream(f"{_path(job_id)}/stream", after=after, query=query) as response:
                     status = response.status_code

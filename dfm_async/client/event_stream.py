@@ -24,7 +24,7 @@ class SentEvent(NamedTuple):
     id: str
 
 
-class EventStream:
+class EventParser:
     """Find the events in the parts of a stream.
 
     Args:

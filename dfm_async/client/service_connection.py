@@ -9,7 +9,7 @@ from typing import Any, Final
 import httpx2
 import msgspec
 
-from dfm_async.client.event_stream import EventStream, EventTooLarge, SentEvent
+from dfm_async.client.event_stream import EventParser, EventTooLarge, SentEvent
 from dfm_async.errors import (
     DfmError,
     EventsFull,
@@ -46,7 +46,7 @@ async def _check_encoding(response: httpx2.Response) -> None:
         raise httpx2.RemoteProtocolError("the service sent a compressed answer without being asked for one")
 
 
-class Connection:
+class ServiceConnection:
     """Send requests to one service. An invalid URL is a ``ValueError``."""
 
     def __init__(self, url: str, token: str | None, transport: httpx2.AsyncBaseTransport | None) -> None:
@@ -124,7 +124,7 @@ class Connection:
             headers["last-event-id"] = str(after)
         return self.http.stream("GET", path, headers=headers, params=query)
 
-    async def events(self, response: httpx2.Response, stream: EventStream) -> AsyncGenerator[SentEvent, None]:
+    async def events(self, response: httpx2.Response, stream: EventParser) -> AsyncGenerator[SentEvent, None]:
         """Yield the events of a response, which the stream finds."""
         if (kind := _media(response)) != "text/event-stream":
             raise httpx2.RemoteProtocolError(f"the service answered with {kind[:100]!r} instead of a stream of events")

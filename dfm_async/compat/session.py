@@ -63,7 +63,7 @@ class DfmSession:
         options = _flare_options(**kwargs) if target == "flare" else _local_options(**kwargs)
         self._session = Session(FEDERATIONS[federation_name], homesite, target, options)
         self._logger = logger or _log
-        self._deliveries: set[_Delivery] = set()
+        self._deliveries: set[_CallbackDelivery] = set()
 
     def connect(self, debug: bool = False) -> None:
         """Start the sites, or connect to them."""
@@ -121,7 +121,7 @@ class DfmSession:
         return self._delivered(job, default_callback, place_callbacks)
 
     def _delivered(self, job: Job, default: DfmCallback | None, places: Mapping[str, DfmCallback] | None) -> DfmJob:
-        delivery = _Delivery(job, self._session.homesite, default, dict(places or {}), self._logger)
+        delivery = _CallbackDelivery(job, self._session.homesite, default, dict(places or {}), self._logger)
         self._deliveries = {other for other in self._deliveries if not other.wait(0)} | {delivery}
         return DfmJob(job, delivery)
 
@@ -129,7 +129,7 @@ class DfmSession:
 class DfmJob:
     """A job as applications for DFM use it."""
 
-    def __init__(self, job: Job, delivery: _Delivery | None) -> None:
+    def __init__(self, job: Job, delivery: _CallbackDelivery | None) -> None:
         self._job = job
         self._delivery = delivery
 
@@ -172,7 +172,7 @@ class DfmJob:
         self._job.send_stop_frame()
 
 
-class _Delivery:
+class _CallbackDelivery:
     """Calls the callbacks of a job, in a thread: with its results, and with tokens as DFM sends them."""
 
     def __init__(

@@ -291,7 +291,7 @@ class Discovery(Shown):
             ValueError: this is not a discovery.
         """
         try:
-            found = msgspec.json.decode(data, type=_File)
+            found = msgspec.json.decode(data, type=_AdviceFile)
         except (ValueError, RecursionError) as error:
             raise ValueError(f"this is not a discovery: {error}") from error
         return cls(found.pipeline, found.sites)
@@ -320,7 +320,7 @@ class Discovery(Shown):
         return f"<Discovery of {self.pipeline!r}: {asked}; {errors} error{'s' * (errors != 1)}>"
 
 
-class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class _AdviceFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     pipeline: str | None
     sites: dict[str, dict[str, Found]]
 

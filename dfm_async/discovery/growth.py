@@ -51,14 +51,14 @@ class Fields:
     names: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
 
-class _Branch:
+class _AssumedValue:
     """A value that was assumed, in the tree that grows. It is the context of the advisors that are asked after it."""
 
     __slots__ = ("_values", "then")
 
     def __init__(self, values: ChainMap[str, Any]) -> None:
         self._values = values
-        self.then: _Level | None = None
+        self.then: _FieldValues | None = None
 
     def get(self, field: str, default: Any = _MISSING) -> Any:
         """Return the value of a field, as far as it is known here."""
@@ -71,17 +71,17 @@ class _Branch:
             "before; see order= of field_advisor, or use context.get(field, default)"
         )
 
-    def with_value(self, field: str, option: AdvisedValue) -> _Branch:
+    def with_value(self, field: str, option: AdvisedValue) -> _AssumedValue:
         """Return a branch below this one, where a field has a value."""
         assumed = {} if isinstance(option, Okay) else {field: option.assumed_value()}
-        return _Branch(self._values.new_child(assumed))
+        return _AssumedValue(self._values.new_child(assumed))
 
 
-_Growing = _Branch | ErrorFieldAdvice | PartialFieldAdvice
+_Growing = _AssumedValue | ErrorFieldAdvice | PartialFieldAdvice
 
 
 @dataclass(slots=True)
-class _Level:
+class _FieldValues:
     """The values of one field below a branch."""
 
     field: str
@@ -94,7 +94,7 @@ class Question:
 
     advisor: Advisor
     value: Any
-    context: _Branch
+    context: _AssumedValue
 
 
 Answer = AdvisedValue | ErrorFieldAdvice
@@ -116,7 +116,7 @@ class Growth:
         self._fields = fields
         speaking = [found for found in advisors if found.field in fields.given or found.field not in fields.closed]
         self._waiting = speaking[::-1]
-        self._root = _Branch(ChainMap({**fields.known, **fields.given}))
+        self._root = _AssumedValue(ChainMap({**fields.known, **fields.given}))
         self._open = [self._root]
         self._asked: list[Question] = []
         self._count = 0
@@ -143,9 +143,9 @@ class Growth:
             else:
                 self._advise(question, answer)
 
-    def _level(self, question: Question) -> _Level:
+    def _level(self, question: Question) -> _FieldValues:
         field = question.advisor.field
-        level = question.context.then = _Level(self._fields.names.get(field, field))
+        level = question.context.then = _FieldValues(self._fields.names.get(field, field))
         return level
 
     def _check(self, question: Question, answer: Answer | Any, value: Any) -> None:
@@ -214,12 +214,12 @@ def _too_many(field: str) -> ErrorFieldAdvice:
     )
 
 
-def _built(branch: _Branch) -> Advice | None:
+def _built(branch: _AssumedValue) -> Advice | None:
     level = branch.then
     if level is None:
         return None
     edges = tuple(
-        (value, form, _built(edge) if isinstance(edge, _Branch) else edge) for value, form, edge in level.edges
+        (value, form, _built(edge) if isinstance(edge, _AssumedValue) else edge) for value, form, edge in level.edges
     )
     if len(edges) == 1:
         value, form, edge = edges[0]

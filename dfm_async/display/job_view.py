@@ -102,7 +102,7 @@ def _counts(info: JobInfo) -> Iterable[str]:
     yield f"{(info.finished or time.time()) - info.created:.1f} s"
 
 
-class _Lines:
+class _ChangedLines:
     """A terminal: each line that differs from the one before is written."""
 
     interval = 1.0
@@ -135,12 +135,12 @@ class _Cell:
             self._handle.update(data, raw=True)
 
 
-def _surface() -> _Lines | _Cell:
+def _surface() -> _ChangedLines | _Cell:
     """Return where to show jobs. IPython is imported already if the program runs in it."""
     ipython = sys.modules.get("IPython")
     shell = None if ipython is None else ipython.get_ipython()
     if shell is None or not hasattr(shell, "kernel"):
-        return _Lines()
+        return _ChangedLines()
     from IPython.display import display
 
     return _Cell(display)

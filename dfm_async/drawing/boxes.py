@@ -13,7 +13,7 @@ from typing import Literal, NamedTuple
 from dfm_async.drawing.graph import COMPOUND, FEET, Edge, Graph, Node
 
 
-class End(NamedTuple):
+class LineEnd(NamedTuple):
     """Where a line begins or ends: at a plain node, or at the head or foot of a box."""
 
     node: str
@@ -26,7 +26,7 @@ class Piece(NamedTuple):
     Lines that begin at the same place share their pieces. ``head``: it ends at the head of the box that it goes to.
     """
 
-    start: End
+    start: LineEnd
     source: int | None
     target: int | None
     head: bool = False
@@ -40,8 +40,8 @@ class Line:
     """
 
     edge: Edge | None
-    start: End
-    end: End
+    start: LineEnd
+    end: LineEnd
     pieces: list[tuple[int, Piece]] = field(default_factory=list)
 
 
@@ -55,7 +55,7 @@ class Box:
     node: Node | None
     outer: int | None
     word: str = ""
-    members: list[End | int] = field(default_factory=list)
+    members: list[LineEnd | int] = field(default_factory=list)
     """Plain nodes, the head and the foot; or the number of a box inside."""
     pieces: dict[Piece, None] = field(default_factory=dict)
     """The parts of lines inside, each once."""
@@ -73,17 +73,17 @@ def boxes(graph: Graph) -> tuple[list[Box], list[Line]]:
         outer = 0 if node.block is None else branches[node.block, node.branch if node.block in split else 0]
         if node.kind not in COMPOUND:
             home[node.id] = outer
-            found[outer].members.append(End(node.id, "node"))
+            found[outer].members.append(LineEnd(node.id, "node"))
             continue
         own = _add(found, Box(node, outer))
         home[node.id] = branches[node.id, 0] = own
-        found[own].members.append(End(node.id, "head"))
+        found[own].members.append(LineEnd(node.id, "head"))
         if node.id in split:
             for branch, word in enumerate(("then", "otherwise")):
                 branches[node.id, branch] = _add(found, Box(node, own, word))
     for box in found:
         if box.node is not None and not box.word and box.node.kind in FEET:
-            box.members.append(End(box.node.id, "foot"))
+            box.members.append(LineEnd(box.node.id, "foot"))
     index = [{member: at for at, member in enumerate(box.members)} for box in found]
     paths = [_path(found, number) for number in range(len(found))]
     lines = [_line(edge, kinds, home, paths) for edge in graph.edges]
@@ -91,7 +91,7 @@ def boxes(graph: Graph) -> tuple[list[Box], list[Line]]:
         _cut(line, index, paths, home)
     for number, box in enumerate(found):
         if box.word and box.node is not None and box.outer is not None:
-            head = End(box.node.id, "head")
+            head = LineEnd(box.node.id, "head")
             gate = Piece(head, 0, index[box.outer][number])
             lines.append(Line(None, head, head, [(box.outer, gate)]))
     for line in lines:
@@ -115,22 +115,22 @@ def _path(found: list[Box], number: int) -> tuple[int, ...]:
 
 
 def _line(edge: Edge, kinds: dict[str, str], home: dict[str, int], paths: list[tuple[int, ...]]) -> Line:
-    start, end = End(edge.source, "node"), End(edge.target, "node")
+    start, end = LineEnd(edge.source, "node"), LineEnd(edge.target, "node")
     if kinds[edge.source] in COMPOUND:
         inside = home[edge.source] in paths[home[edge.target]]
-        start = End(edge.source, "foot" if kinds[edge.source] in FEET and not inside else "head")
+        start = LineEnd(edge.source, "foot" if kinds[edge.source] in FEET and not inside else "head")
     if kinds[edge.target] in COMPOUND:
-        end = End(edge.target, "foot" if edge.role == "return" and kinds[edge.target] in FEET else "head")
+        end = LineEnd(edge.target, "foot" if edge.role == "return" and kinds[edge.target] in FEET else "head")
     return Line(edge, start, end)
 
 
-def _cut(line: Line, index: list[dict[End | int, int]], paths: list[tuple[int, ...]], home: dict[str, int]) -> None:
+def _cut(line: Line, index: list[dict[LineEnd | int, int]], paths: list[tuple[int, ...]], home: dict[str, int]) -> None:
     """Cut a line where it crosses borders."""
     start = line.start
     here, there = paths[home[start.node]], paths[home[line.end.node]]
     shared = sum(1 for a, b in zip(here, there, strict=False) if a == b)
     for at in range(len(here) - 1, shared - 1, -1):
-        inner: End | int = start if at == len(here) - 1 else here[at + 1]
+        inner: LineEnd | int = start if at == len(here) - 1 else here[at + 1]
         line.pieces.append((here[at], Piece(start, index[here[at]][inner], None)))
     into = len(there) - 2 if line.end.part == "head" else -1  # the box that holds the box whose head is the end
     source: int | None = index[here[shared - 1]][start if len(here) == shared else here[shared]]

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, TypeAlias
 
-from dfm_async.drawing.boxes import Box, End, Line, Piece, boxes
+from dfm_async.drawing.boxes import Box, Line, LineEnd, Piece, boxes
 from dfm_async.drawing.graph import Graph
 from dfm_async.drawing.layers import columns, neighbours, order, rank
 
@@ -21,7 +21,7 @@ _LANDING = 7.0
 """A line ends straight, so that its arrow can be seen."""
 _MANY_BENDS, _LONG, _LANES, _LANE = 20_000, 12, 24, 6.0
 
-Size: TypeAlias = Callable[[End], tuple[float, float]]
+Size: TypeAlias = Callable[[LineEnd], tuple[float, float]]
 """Returns the width and the height of a node, a head or a foot."""
 
 
@@ -44,7 +44,7 @@ class Rect(NamedTuple):
         return self.y + self.height
 
 
-class Run(NamedTuple):
+class StraightRun(NamedTuple):
     """A part of a line that goes straight down."""
 
     x: float
@@ -58,10 +58,10 @@ class Layout:
 
     width: float
     height: float
-    ends: dict[End, Rect] = field(default_factory=dict)
+    ends: dict[LineEnd, Rect] = field(default_factory=dict)
     frames: list[tuple[Box, Rect]] = field(default_factory=list)
     """An outer box before those in it."""
-    lines: list[tuple[Line, list[Run]]] = field(default_factory=list)
+    lines: list[tuple[Line, list[StraightRun]]] = field(default_factory=list)
 
 
 def lay_out(graph: Graph, size: Size) -> Layout:
@@ -84,20 +84,20 @@ def lay_out(graph: Graph, size: Size) -> Layout:
             else:
                 layout.ends[member] = Rect(x + rect.x, y + rect.y, rect.width, rect.height)
     for line in lines:
-        runs: list[Run] = []
+        runs: list[StraightRun] = []
         for number, piece in line.pieces:
             x, y = origins[number]
             for run in done[number].runs(piece):
-                _append(runs, Run(run.x + x, run.top + y, run.bottom + y))
+                _append(runs, StraightRun(run.x + x, run.top + y, run.bottom + y))
         layout.lines.append((line, runs))
     return layout
 
 
-def _append(runs: list[Run], run: Run) -> None:
+def _append(runs: list[StraightRun], run: StraightRun) -> None:
     """Add a run, or make the last one longer."""
     last = runs[-1] if runs else None
     if last is not None and abs(last.x - run.x) < 0.001 and run.bottom > last.bottom - 0.5:
-        runs[-1] = Run(last.x, last.top, max(last.bottom, run.bottom))
+        runs[-1] = StraightRun(last.x, last.top, max(last.bottom, run.bottom))
     else:
         runs.append(run)
 
@@ -118,10 +118,10 @@ class _Inside:
         self.box = box
         self._inner = [done[member] if isinstance(member, int) else None for member in box.members]
         self._sizes = [
-            size(member) if isinstance(member, End) else (done[member].width, done[member].height)
+            size(member) if isinstance(member, LineEnd) else (done[member].width, done[member].height)
             for member in box.members
         ]
-        parts = [member.part if isinstance(member, End) else "node" for member in box.members]
+        parts = [member.part if isinstance(member, LineEnd) else "node" for member in box.members]
         self._head = 0 if parts and parts[0] == "head" else None
         self._foot = len(parts) - 1 if parts and parts[-1] == "foot" else None
         self._number()
@@ -173,8 +173,8 @@ class _Inside:
         """
         layers = self._layers
         crowded = sum(layers[target] - layers[source] - 1 for source, target in self._joined.values()) > _MANY_BENDS
-        self._lanes: dict[End, int] = {}
-        self._chains: dict[End, dict[int, int]] = {}
+        self._lanes: dict[LineEnd, int] = {}
+        self._chains: dict[LineEnd, dict[int, int]] = {}
         self._segments: list[tuple[int, int]] = []
         self._offsets: dict[tuple[int, int], tuple[float, float]] = {}
         for piece, (source, target) in self._joined.items():
@@ -207,14 +207,14 @@ class _Inside:
         inner = None if piece.target is None else self._inner[piece.target]
         return 0.0 if inner is None else inner.entering(piece.start, piece.head) - self._widths[vertex] / 2
 
-    def leaving(self, start: End) -> float:
+    def leaving(self, start: LineEnd) -> float:
         """Return where a line from inside leaves the box."""
         vertex = self._exits.get(start)
         if vertex is None:
             return self.width / 2 if self._foot is None else self.rects[self._foot].middle
         return self._x[vertex]
 
-    def entering(self, start: End, head: bool) -> float:
+    def entering(self, start: LineEnd, head: bool) -> float:
         """Return where a line from outside enters the box."""
         vertex = None if head else self._entries.get(start)
         if vertex is None:
@@ -274,7 +274,7 @@ class _Inside:
 
     # lines
 
-    def runs(self, piece: Piece) -> list[Run]:
+    def runs(self, piece: Piece) -> list[StraightRun]:
         """Return how a part of a line runs in this box."""
         ends = self._joined.get(piece)
         if ends is None:
@@ -282,29 +282,29 @@ class _Inside:
         source, target = ends
         first, last = self._layers[source], self._layers[target]
         x = self._x[source] + self._leaves(piece, source)
-        runs = [Run(x, 0.0 if piece.source is None else self.rects[piece.source].bottom, self._bottoms[first])]
+        runs = [StraightRun(x, 0.0 if piece.source is None else self.rects[piece.source].bottom, self._bottoms[first])]
         lane = self._lanes.get(piece.start)
         if lane is not None and last - first - 1 > _LONG:
-            runs.append(Run(self._right + lane * _LANE, self._tops[first + 1], self._bottoms[last - 1]))
+            runs.append(StraightRun(self._right + lane * _LANE, self._tops[first + 1], self._bottoms[last - 1]))
         else:
             chain = self._chains[piece.start]
             for layer in range(first + 1, last):
-                _append(runs, Run(self._x[chain[layer]], self._tops[layer], self._bottoms[layer]))
+                _append(runs, StraightRun(self._x[chain[layer]], self._tops[layer], self._bottoms[layer]))
         x = self._x[target] + self._enters(piece, target)
         end = self.height if piece.target is None else self.rects[piece.target].y
-        _append(runs, Run(x, self._tops[last] - _LANDING, end))
+        _append(runs, StraightRun(x, self._tops[last] - _LANDING, end))
         return runs
 
-    def _direct(self, piece: Piece) -> list[Run]:
+    def _direct(self, piece: Piece) -> list[StraightRun]:
         """Return a line between a head or foot and the border, or one that goes back (of an invalid pipeline)."""
         runs = []
         if piece.source is not None:
             rect = self.rects[piece.source]
             leaves = self._leaves(piece, self._vertex[piece.source])
             end = self.height if piece.target is None else rect.bottom
-            runs.append(Run(rect.middle + leaves, rect.bottom, end))
+            runs.append(StraightRun(rect.middle + leaves, rect.bottom, end))
         if piece.target is not None:
             rect = self.rects[piece.target]
             enters = self._enters(piece, self._vertex[piece.target])
-            runs.append(Run(rect.middle + enters, 0.0 if piece.source is None else rect.y, rect.y))
+            runs.append(StraightRun(rect.middle + enters, 0.0 if piece.source is None else rect.y, rect.y))
         return runs

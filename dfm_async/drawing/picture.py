@@ -7,9 +7,9 @@ import unicodedata
 from collections.abc import Mapping, Sequence
 from xml.sax.saxutils import escape, quoteattr
 
-from dfm_async.drawing.boxes import End
+from dfm_async.drawing.boxes import LineEnd
 from dfm_async.drawing.graph import COMPOUND, FEET, Graph, Node
-from dfm_async.drawing.layout import Layout, Rect, Run, lay_out
+from dfm_async.drawing.layout import Layout, Rect, StraightRun, lay_out
 
 _COLOURS = {
     "card": ("#ffffff", "#1d232b"),
@@ -144,7 +144,7 @@ def svg(graph: Graph, marks: Mapping[str, str] = _NO_MARKS) -> str:
             parts.append(f'<path class="edge{role}" {ends} d="{path}"/>')
     for node in graph.nodes:
         if node.kind not in COMPOUND:
-            rect = layout.ends[End(node.id, "node")]
+            rect = layout.ends[LineEnd(node.id, "node")]
             inside = _title_of(node) + _shape(node, rect) + _label(node, rect)
             parts.append(f"{_open(node, classes[node.id])}{inside}</g>")
     return "".join([*parts, *keys, "</svg>"])
@@ -196,9 +196,9 @@ def _title_of(node: Node) -> str:
 
 
 def _compound(node: Node, frame: Rect, layout: Layout, classes: str) -> str:
-    head = layout.ends[End(node.id, "head")]
+    head = layout.ends[LineEnd(node.id, "head")]
     parts = [_open(node, classes), _title_of(node), _rect(frame, 12, "frame"), _shape(node, head), _label(node, head)]
-    foot = layout.ends.get(End(node.id, "foot"))
+    foot = layout.ends.get(LineEnd(node.id, "foot"))
     if foot is not None:
         parts.append(_rect(foot, 11, "shape foot"))
         parts.append(
@@ -253,11 +253,11 @@ def _legend(sites: Sequence[str], colours: dict[str, str], layout: Layout) -> tu
     return parts, widest, y - layout.height + 4 if sites else 0.0
 
 
-def _path(runs: Sequence[Run]) -> str:
+def _path(runs: Sequence[StraightRun]) -> str:
     """Return the path of a line: straight down in each column, curves in between, and an arrow at the end."""
     first = runs[0]
     parts = [f"M{_n(first.x)} {_n(first.top)}"]
-    before: Run | None = None
+    before: StraightRun | None = None
     for run in runs:
         if before is not None:
             half = _n((before.bottom + run.top) / 2)

@@ -14,8 +14,8 @@ from dfm_async.base.timers import Timer
 from dfm_async.base.wall_clock import WallTimer, wall_time
 from dfm_async.engine import machine as do
 from dfm_async.engine import waits as do_wait
-from dfm_async.engine.frames import Answer, Batch, FrameLedger, IncomingSets, Row
-from dfm_async.engine.intake import Intake, LoggedErrors, Values, rebuild
+from dfm_async.engine.frames import Answer, FrameBatch, FrameLedger, IncomingSets, Row
+from dfm_async.engine.intake import Intake, LoggedErrors, PayloadCodec, rebuild
 from dfm_async.engine.machine import JobMachine, Phase, StopOutcome
 from dfm_async.engine.waits import WAITS_SHOWN, WaitEvent, WaitLedger, check_event, read_event
 from dfm_async.errors import DfmError, EncodingError, EventsFull, ParameterError, WorkerLost
@@ -126,7 +126,7 @@ class Coordinator:
     )
 
     def __init__(
-        self, record: JobRecord, codec: Values, pack_rows: Callable[[Plan, Any], list[Row]] | None = None
+        self, record: JobRecord, codec: PayloadCodec, pack_rows: Callable[[Plan, Any], list[Row]] | None = None
     ) -> None:
         self.record = record
         self.plan = record.plan
@@ -156,7 +156,7 @@ class Coordinator:
         self._recorded = spec.stored and (spec.retry_of or spec.fork_of) is not None
         """Whether calls of the job may have been recorded, because it, or the job that it repeats, ran before."""
         self._waits = WaitLedger(keep=may_rerun) if self.plan.waits or self.plan.events else _NO_WAITS
-        self._unsent: deque[tuple[int, do_wait.Reply]] | None = None
+        self._unsent: deque[tuple[int, do_wait.WaitReply]] | None = None
         """The answers to waits that are sent when the journal has them: the offset of the event, and the answer."""
         self._alarm: WallTimer | None = None
         record.log.owner = self
@@ -288,13 +288,13 @@ class Coordinator:
                 self._send(at, self._opening(at, batch, names))
         self._opened(effect.batches)
 
-    def _opened(self, batches: list[Batch]) -> None:
+    def _opened(self, batches: list[FrameBatch]) -> None:
         if batches:
             self.record.next_frame = self.frames.opened
         if self._room is not None or self._incoming:
             self._make_room()
 
-    def _opening(self, at: int, batch: Batch, names: Sequence[str]) -> msg.OpenFrames:
+    def _opening(self, at: int, batch: FrameBatch, names: Sequence[str]) -> msg.OpenFrames:
         payload, count = self._payload(batch.rows, names), len(batch.rows)
         return msg.OpenFrames(self.record.number, at, batch.first, count, payload, batch.last, self._origin())
 
@@ -380,12 +380,12 @@ class Coordinator:
                 case do_wait.Over():
                     by: Literal["event", "time"] = "time" if effect.value is None else "event"
                     record.add(WaitEnded(log.end, effect.frame, site, effect.node, effect.event, by))
-                case do_wait.Reply():
+                case do_wait.WaitReply():
                     self._answer_wait(effect)
         record.changed()
         self._set_alarm()
 
-    def _answer_wait(self, reply: do_wait.Reply) -> None:
+    def _answer_wait(self, reply: do_wait.WaitReply) -> None:
         """Let a statement go on, when it is safe that it will get the same if it runs again."""
         record = self.record
         if record.journal is None or record.log.readable == record.log.end:
@@ -476,9 +476,9 @@ class Coordinator:
         self._opened(batches)
 
     def _start_at(
-        self, at: int, batches: list[Batch], traced: tuple[str, int, int] | None, incarnation: int = 0
+        self, at: int, batches: list[FrameBatch], traced: tuple[str, int, int] | None, incarnation: int = 0
     ) -> None:
-        names, head = self._names[at], batches[0] if batches else Batch(0, [], False)
+        names, head = self._names[at], batches[0] if batches else FrameBatch(0, [], False)
         start = msg.StartJob(
             self.record.number,
             at,
@@ -684,7 +684,7 @@ class Coordinator:
 
     # messages
 
-    def _results(self, message: msg.Results) -> None:
+    def _results(self, message: msg.ResultBatch) -> None:
         try:
             items, size = self._intake.results(message)
         except EncodingError as error:
@@ -724,7 +724,7 @@ class Coordinator:
             if not message.last:
                 self._send(message.at, msg.SpansTaken(message.job, message.at, message.count))
 
-    def _sets_done(self, effect: do.FramesDone) -> None:
+    def _sets_done(self, effect: do.CompleteFrames) -> None:
         for index in effect.indexes:
             self._intake.frame_done(index)
             if self._waits:
@@ -738,9 +738,9 @@ class Coordinator:
 _EFFECTS: Final[dict[type, Callable[[Coordinator, Any], None]]] = {
     do.Start: Coordinator._start,  # noqa: SLF001 - same module
     do.Open: Coordinator._open,  # noqa: SLF001
-    do.FramesDone: Coordinator._sets_done,  # noqa: SLF001
+    do.CompleteFrames: Coordinator._sets_done,  # noqa: SLF001
     do.Grant: lambda job, do: job._send(do.at, msg.Credit(job.record.number, do.at, do.items, do.size)),  # noqa: SLF001
-    do.Cancel: lambda job, do: job._send(do.at, msg.CancelJob(job.record.number, do.at)),  # noqa: SLF001
+    do.CancelLocation: lambda job, do: job._send(do.at, msg.CancelJob(job.record.number, do.at)),  # noqa: SLF001
     do.Kill: Coordinator._kill,  # noqa: SLF001
     do.SetGrace: Coordinator._set_grace,  # noqa: SLF001
     do.Rerun: Coordinator._rerun,  # noqa: SLF001
@@ -753,7 +753,7 @@ _EFFECTS: Final[dict[type, Callable[[Coordinator, Any], None]]] = {
     do.End: Coordinator._ended,  # noqa: SLF001
 }
 _HANDLERS: Final[dict[type, Callable[[Coordinator, Any], None]]] = {
-    msg.Results: Coordinator._results,  # noqa: SLF001
+    msg.ResultBatch: Coordinator._results,  # noqa: SLF001
     msg.OperationError: Coordinator._operation_error,  # noqa: SLF001
     msg.YieldFailed: Coordinator._yield_failed,  # noqa: SLF001
     msg.ProgressMade: lambda job, found: job._intake.progress(found),  # noqa: SLF001

@@ -8,7 +8,7 @@ from typing import Any, Final, TypeAlias
 
 from dfm_async.base.wall_clock import WallTimer, moment_text, wall_time
 from dfm_async.engine.coordinator import FROM_LOCATIONS, Coordinator
-from dfm_async.engine.intake import Values
+from dfm_async.engine.intake import PayloadCodec
 from dfm_async.engine.job_table import JobTable
 from dfm_async.engine.machine import Phase
 from dfm_async.engine.run import Host, Run
@@ -45,7 +45,7 @@ class Engine:
     def __init__(
         self,
         jobs: JobTable[Coordinator],
-        codec: Values,
+        codec: PayloadCodec,
         host: Callable[[str], Host],
         on_accepted: Callable[[Coordinator], None],
         on_requeue: Callable[[Coordinator], None] | None = None,

@@ -26,7 +26,7 @@ _NONE: Final[dict[int, Any]] = {}
 """Most jobs keep nothing: one dict that stays empty is enough for all of them."""
 
 
-class Batch(msgspec.Struct, frozen=True, gc=False):
+class FrameBatch(msgspec.Struct, frozen=True, gc=False):
     """Parameter sets ``first, first + 1, ...`` to open; ``last``: no more will come."""
 
     first: int
@@ -122,11 +122,11 @@ class FrameLedger:
         if self._keep_rows:
             self._rows.update(rows)
 
-    def take(self, *, allow_new: bool) -> list[Batch]:
+    def take(self, *, allow_new: bool) -> list[FrameBatch]:
         """Open what can be opened now: sets that run again at once, new ones as far as the window allows."""
         if not self._waiting and not self._requeued and (self._last_taken or not self.stopped):
             return []  # the usual case, when a set is done
-        batches: list[Batch] = []
+        batches: list[FrameBatch] = []
         held_back = len(self._requeued) if self._requeued else 0
         room = max(self._window - len(self.open) + held_back, 0) if allow_new else 0
         if self._requeued:
@@ -135,10 +135,10 @@ class FrameLedger:
                 if batches and index == batches[-1].first + len(batches[-1].rows):
                     batches[-1].rows.append(row)
                 else:
-                    batches.append(Batch(index, [row], False))
+                    batches.append(FrameBatch(index, [row], False))
         rows = self._take_new(min(room, len(self._waiting) - self.unwritten)) if not self._requeued else []
         if rows:
-            batches.append(Batch(self.opened, rows, False))
+            batches.append(FrameBatch(self.opened, rows, False))
             for index in range(self.opened, self.opened + len(rows)):
                 self.open[index] = self._locations
             if self._keep_rows:
@@ -148,18 +148,18 @@ class FrameLedger:
             batches = [part for batch in batches for part in self._split(batch)]
         if self.stopped and not self._waiting and not self._requeued and not self._last_taken:
             self._last_taken = True
-            end = batches.pop() if batches else Batch(self.opened, [], True)
-            batches.append(Batch(end.first, end.rows, True))
+            end = batches.pop() if batches else FrameBatch(self.opened, [], True)
+            batches.append(FrameBatch(end.first, end.rows, True))
         return batches
 
-    def _split(self, batch: Batch) -> list[Batch]:
+    def _split(self, batch: FrameBatch) -> list[FrameBatch]:
         """Split heavy sets into several batches: each is one message to a location."""
-        parts: list[Batch] = []
+        parts: list[FrameBatch] = []
         size = 0
         for index, row in enumerate(batch.rows, batch.first):
             added = self._weights.get(index, 0)
             if not parts or size + added > BATCH_BYTES:
-                parts.append(Batch(index, [], False))
+                parts.append(FrameBatch(index, [], False))
                 size = 0
             parts[-1].rows.append(row)
             size += added
@@ -237,9 +237,9 @@ class FrameLedger:
         """Return whether a contained location is done with all sets that there will be."""
         return self._last_taken and all(at in self._reported.get(index, ()) for index in self.open)
 
-    def taken_by(self, at: int) -> list[Batch]:
+    def taken_by(self, at: int) -> list[FrameBatch]:
         """Return the sets in flight that a contained location is not done with, as they were opened."""
-        batches: list[Batch] = []
+        batches: list[FrameBatch] = []
         held_back = self._held_back
         for index in sorted(self.open):
             if index in held_back or at in self._reported.get(index, ()):
@@ -247,10 +247,10 @@ class FrameLedger:
             if batches and index == batches[-1].first + len(batches[-1].rows):
                 batches[-1].rows.append(self._rows[index])
             else:
-                batches.append(Batch(index, [self._rows[index]], False))
+                batches.append(FrameBatch(index, [self._rows[index]], False))
         if self._last_taken:
-            end = batches.pop() if batches else Batch(self.opened, [], False)
-            batches.append(Batch(end.first, end.rows, True))
+            end = batches.pop() if batches else FrameBatch(self.opened, [], False)
+            batches.append(FrameBatch(end.first, end.rows, True))
         return batches
 
     @property

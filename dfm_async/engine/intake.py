@@ -31,7 +31,7 @@ class Intake:
 
     __slots__ = ("_codec", "_errors", "_logged", "_progress", "_record", "_seen")
 
-    def __init__(self, record: JobRecord, codec: Values, reruns: bool) -> None:
+    def __init__(self, record: JobRecord, codec: PayloadCodec, reruns: bool) -> None:
         self._record = record
         self._codec = codec
         self._seen = Seen() if reruns else None
@@ -45,7 +45,7 @@ class Intake:
         """Begin with what the log has of parameter sets that run again."""
         self._seen, self._logged = seen, logged
 
-    def results(self, message: msg.Results) -> tuple[int, int]:
+    def results(self, message: msg.ResultBatch) -> tuple[int, int]:
         """Add results; return the number of values and of bytes.
 
         Raises:
@@ -167,7 +167,7 @@ def _only_new(seen: Seen, runs: Sequence[Run], values: Sequence[Any]) -> tuple[l
     return new_runs, new_values
 
 
-class Values(Protocol):
+class PayloadCodec(Protocol):
     """What running a job needs of a codec."""
 
     def payload(self, values: Any) -> bytes | Payload:

@@ -13,7 +13,7 @@ from typing import Final, Protocol, TypeAlias
 
 import msgspec
 
-from dfm_async.engine.frames import Batch, FrameLedger, Row
+from dfm_async.engine.frames import FrameBatch, FrameLedger, Row
 from dfm_async.model.job_spec import JobSpec
 from dfm_async.model.options import ResultLimits
 from dfm_async.model.status import JobStatus
@@ -65,16 +65,16 @@ class _Effect(msgspec.Struct, frozen=True, gc=False):
 class Start(_Effect, frozen=True):
     """Start the job at all its locations, with these parameter sets."""
 
-    batches: list[Batch]
+    batches: list[FrameBatch]
 
 
 class Open(_Effect, frozen=True):
     """Open parameter sets at all locations."""
 
-    batches: list[Batch]
+    batches: list[FrameBatch]
 
 
-class FramesDone(_Effect, frozen=True):
+class CompleteFrames(_Effect, frozen=True):
     """Parameter sets are done at all locations."""
 
     indexes: list[int]
@@ -88,7 +88,7 @@ class Grant(_Effect, frozen=True):
     size: int
 
 
-class Cancel(_Effect, frozen=True):
+class CancelLocation(_Effect, frozen=True):
     """Ask a location to stop the job."""
 
     at: int
@@ -141,7 +141,7 @@ class Restart(_Effect, frozen=True):
 
     at: int
     incarnation: int
-    batches: list[Batch]
+    batches: list[FrameBatch]
 
 
 class Restore(_Effect, frozen=True):
@@ -168,9 +168,9 @@ class End(_Effect, frozen=True):
 Effect: TypeAlias = (
     Start
     | Open
-    | FramesDone
+    | CompleteFrames
     | Grant
-    | Cancel
+    | CancelLocation
     | Kill
     | SetGrace
     | Rerun
@@ -368,7 +368,7 @@ class JobMachine:
                 if self.callers.get(other) == at:  # what its caller is done with needs nothing of it
                     done += [index for index in frames if self.frames.done(index, other)]
         if done:
-            self._effects.append(FramesDone(done))
+            self._effects.append(CompleteFrames(done))
             self._losses = 0
             if self.phase is Phase.RUNNING:
                 self._open()
@@ -438,7 +438,7 @@ class JobMachine:
     def _check_end(self) -> None:
         if self.frames.finished and self.phase is Phase.RUNNING and not self._holding:
             if self._restarting:
-                self._effects += [Cancel(at) for at in sorted(self._restarting)]
+                self._effects += [CancelLocation(at) for at in sorted(self._restarting)]
             self._end(End())
 
     def _end(self, end: End) -> None:
@@ -480,7 +480,7 @@ class JobMachine:
         locations = frozenset(range(len(self._locations))) - (self._gone - self._restarting.keys())
         self._restarting.clear()
         self._stopping, self._seen = locations, frozenset()
-        self._effects += [Cancel(at) for at in sorted(locations)]
+        self._effects += [CancelLocation(at) for at in sorted(locations)]
         self._effects.append(SetGrace(grace))
         self._check_stopped()
 
@@ -607,5 +607,5 @@ class JobMachine:
             self._effects.append(Requeue(restarted=False))
 
 
-def _indexes(batches: Iterable[Batch]) -> list[int]:
+def _indexes(batches: Iterable[FrameBatch]) -> list[int]:
     return [index for batch in batches for index in range(batch.first, batch.first + len(batch.rows))]

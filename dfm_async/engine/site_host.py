@@ -99,7 +99,7 @@ class AssignmentOwner(Protocol):
         """Note that the worker does not respond, responds again, or takes no further jobs (and why)."""
 
 
-class Placement(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+class PlacementRequest(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """What is to be placed on a worker: one location of one run of a job."""
 
     job: Hashable
@@ -132,7 +132,7 @@ class WorkerAssignment:
         "worker",
     )
 
-    def __init__(self, owner: AssignmentOwner, placement: Placement, group: _WorkerGroup) -> None:
+    def __init__(self, owner: AssignmentOwner, placement: PlacementRequest, group: _WorkerGroup) -> None:
         self.placement = placement
         self.job = placement.job
         self.job_id = placement.job_id
@@ -410,7 +410,7 @@ class SiteHost:
         """Find a worker for a location of a run on this machine."""
         plan, nets = run.coordinator.plan, self._nets
         assert nets is not None  # noqa: S101 - only runs elsewhere bring their nets with them
-        placement = Placement(
+        placement = PlacementRequest(
             job=run,
             at=at,
             location=plan.locations[at],
@@ -421,7 +421,7 @@ class SiteHost:
         )
         return self.place(run, placement)
 
-    def place(self, owner: AssignmentOwner, placement: Placement) -> WorkerAssignment:
+    def place(self, owner: AssignmentOwner, placement: PlacementRequest) -> WorkerAssignment:
         """Find a worker for a location. The owner is notified when it is ready, maybe at once.
 
         Raises:

@@ -61,11 +61,11 @@ def read_event(name: str, value: str) -> tuple[Any, str]:
     return found, text
 
 
-class _Effect(msgspec.Struct, frozen=True, gc=False):
+class _WaitEffect(msgspec.Struct, frozen=True, gc=False):
     pass
 
 
-class Begun(_Effect, frozen=True):
+class Begun(_WaitEffect, frozen=True):
     """Log that a statement waits for an event, or a time, for the first time. ``until``: when it stops, if it does."""
 
     at: int
@@ -75,7 +75,7 @@ class Begun(_Effect, frozen=True):
     until: float | None
 
 
-class Over(_Effect, frozen=True):
+class Over(_WaitEffect, frozen=True):
     """Log that a wait is over. ``value``: that of its event, as JSON; None if the time was over before."""
 
     at: int
@@ -85,7 +85,7 @@ class Over(_Effect, frozen=True):
     value: str | None
 
 
-class Reply(_Effect, frozen=True):
+class WaitReply(_WaitEffect, frozen=True):
     """Report the end of a wait to the location that asked, after it was logged."""
 
     at: int
@@ -96,7 +96,7 @@ class Reply(_Effect, frozen=True):
 
 WaitEvent: TypeAlias = WaitBegan | EventSent | WaitEnded
 """What a log has of waits."""
-Effect: TypeAlias = Begun | Over | Reply
+Effect: TypeAlias = Begun | Over | WaitReply
 _Key: TypeAlias = tuple[str, Frame]
 
 
@@ -182,7 +182,7 @@ class WaitLedger:
             effects.append(Begun(at, node, frame, event, wait.until))
         wait.at = at
         if wait.over:
-            effects.append(Reply(at, node, frame, wait.value))
+            effects.append(WaitReply(at, node, frame, wait.value))
             self._forget(found, wait)
             return effects
         sent = found.events.get(event)
@@ -294,7 +294,7 @@ class WaitLedger:
                 del self._active[key]
         over = Over(wait.at, wait.node, wait.frame, wait.event, value)
         self._forget(found, wait)
-        return over, Reply(wait.at, wait.node, wait.frame, value)
+        return over, WaitReply(wait.at, wait.node, wait.frame, value)
 
     def _forget(self, found: _Set, wait: _Wait) -> None:
         """Drop what is over, if its set does not run again."""

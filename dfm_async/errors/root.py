@@ -67,10 +67,10 @@ class DfmError(Shown, Exception):
         message = _Default(str)
 
     def __str__(self) -> str:
-        return self._template.format_map(_Attributes(self)) if self._template else super().__str__()
+        return self._template.format_map(_TemplateAttributes(self)) if self._template else super().__str__()
 
 
-class _Attributes:
+class _TemplateAttributes:
     """Give a template the attributes of an error."""
 
     def __init__(self, error: DfmError) -> None:

@@ -320,7 +320,7 @@ class FlareAgent:
     def progress(self, done: SupportsFloat, total: SupportsFloat | None = None, note: str = "") -> None:
         """Report the progress of the task to the site."""
         machine, connection = self._opened("progress")
-        machine.send(msg.Progress(float(done), None if total is None else float(total), str(note)))
+        machine.send(msg.ProgramProgress(float(done), None if total is None else float(total), str(note)))
         connection.run()
 
     # the end
@@ -344,7 +344,7 @@ class FlareAgent:
                 _log.warning("%d metrics were not accepted by the site", machine.metrics_missing)
         if machine.stopped is None:
             await connection.until(lambda: not machine.unanswered, clock() + LAST_MESSAGE)
-        machine.stop(msg.End("the program is done"))
+        machine.stop(msg.EndOfTasks("the program is done"))
         connection.run()
         await connection.until(lambda: not machine.delivering)
         await connection.aclose()

@@ -20,7 +20,7 @@ from dfm_async.exchange.endpoint import Endpoint, PipeTraits
 from dfm_async.exchange.options import AgentOptions
 from dfm_async.exchange.progress import Verdict
 from dfm_async.exchange.task import Exchange, ExchangeState, Task, new_id
-from dfm_async.exchange.transfers import Download, Upload
+from dfm_async.exchange.transfers import Download, OutgoingTransfer
 from dfm_async.exchange.value_codec import Encoded
 
 LAST_MESSAGE: Final = 0.2
@@ -50,12 +50,12 @@ class _Current:
 
 
 @dataclass(slots=True)
-class _Delivery:
+class _ResultDelivery:
     """A result in flight to the site."""
 
     current: _Current
     tx: str
-    upload: Upload | None
+    upload: OutgoingTransfer | None
     settled: msg.Settled | None = None
     abandoned: str = ""
     """Why it is abandoned; empty if it is not."""
@@ -93,7 +93,7 @@ class AgentMachine(Endpoint):
         self._answers: BoundedDict[str, msg.TaskAnswer | None] = BoundedDict(_REMEMBERED)
         self._current: _Current | None = None
         self._answering: _Current | None = None
-        self._delivery: _Delivery | None = None
+        self._delivery: _ResultDelivery | None = None
         self._closed: AgentClosed | None = None
         self._ending: AgentClosed | None = None
         self._metrics_sent = 0
@@ -235,7 +235,7 @@ class AgentMachine(Endpoint):
         assert current is not None  # noqa: S101 - begin_answer was called
         tx = new_id()
         upload = self.upload(tx, encoded.parts, current.receivers) if encoded.parts else None
-        self._delivery = _Delivery(current, tx, upload)
+        self._delivery = _ResultDelivery(current, tx, upload)
         current.exchange.advance(ExchangeState.RESULT_OFFERED)
         parts = [(number, len(data)) for number, data in encoded.parts.items()]
         limit = self._options.submit_result_timeout
@@ -303,7 +303,7 @@ class AgentMachine(Endpoint):
             self._end_delivery(delivery, ExchangeState.FAILED, reason, PeerGone(reason))
 
     def _end_delivery(
-        self, delivery: _Delivery, state: ExchangeState, reason: str = "", cause: Exception | None = None
+        self, delivery: _ResultDelivery, state: ExchangeState, reason: str = "", cause: Exception | None = None
     ) -> None:
         exchange = delivery.current.exchange
         if exchange.state is ExchangeState.TRANSFERRING:
@@ -316,7 +316,7 @@ class AgentMachine(Endpoint):
         self.answered(delivery.tx)
         self.withdraw(delivery.tx)
 
-    def upload_changed(self, upload: Upload) -> None:
+    def upload_changed(self, upload: OutgoingTransfer) -> None:
         """Check whether the result has arrived."""
         self._check_delivery()
 
@@ -332,7 +332,7 @@ class AgentMachine(Endpoint):
         until = self._decide(delivery, delivery.upload)[1]
         return min(delivery.give_up_at, math.inf if until is None else until)
 
-    def _decide(self, delivery: _Delivery, upload: Upload) -> tuple[Verdict, float | None, str]:
+    def _decide(self, delivery: _ResultDelivery, upload: OutgoingTransfer) -> tuple[Verdict, float | None, str]:
         settled = delivery.settled
         found = upload.tracker.decide(settled is not None, settled.status if settled is not None else None)
         reason = settled.reason if settled is not None and settled.reason else found.reason
@@ -374,7 +374,7 @@ class AgentMachine(Endpoint):
     def log(self, data: bytes, step: int | None) -> None:
         """Send metrics."""
         self._metrics_sent += 1
-        self.send(msg.Metrics(self._metrics_sent, data, step))
+        self.send(msg.ProgramMetrics(self._metrics_sent, data, step))
 
     # messages and the end
 
@@ -391,7 +391,7 @@ class AgentMachine(Endpoint):
                 self._check_delivery()
         elif isinstance(message, msg.MetricTaken):
             self._metrics_taken = max(self._metrics_taken, min(message.number, self._metrics_sent))
-        elif isinstance(message, msg.End):
+        elif isinstance(message, msg.EndOfTasks):
             self._stop("ended", message.reason)
         elif isinstance(message, msg.Abort):
             self._stop("aborted", message.reason)
@@ -400,7 +400,7 @@ class AgentMachine(Endpoint):
         """Stop: the site is gone."""
         self._stop("peer gone", reason)
 
-    def stop(self, message: msg.End | msg.Abort) -> None:
+    def stop(self, message: msg.EndOfTasks | msg.Abort) -> None:
         """Notify the site that this end stops, and stop. A result in flight is abandoned, unless it has arrived."""
         if self._closed is None:
             self.send(message)

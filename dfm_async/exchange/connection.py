@@ -12,7 +12,7 @@ from typing import Any, Final, Generic, Protocol, TypeVar
 from dfm_async.base.signals import Outcome, Signal
 from dfm_async.base.tasks import OwnedTasks
 from dfm_async.exchange.bootstrap import Address
-from dfm_async.exchange.endpoint import Disconnect, Endpoint, PipeTraits, Send, SendChunks
+from dfm_async.exchange.endpoint import Disconnect, Endpoint, PipeTraits, SendChunks, SendMessage
 from dfm_async.exchange.program_messages import Chunk, Message
 
 E = TypeVar("E", bound=Endpoint)
@@ -156,7 +156,7 @@ class Connection(Generic[E]):
         try:
             while effects:
                 effect = effects.popleft()
-                if type(effect) is Send:
+                if type(effect) is SendMessage:
                     self._pipe.send(effect.message)
                 elif type(effect) is SendChunks:
                     if not self._sending:

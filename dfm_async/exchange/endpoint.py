@@ -16,13 +16,13 @@ from typing import Any, Final
 import msgspec
 
 from dfm_async.exchange.options import ExchangeOptions
-from dfm_async.exchange.program_messages import Beat, Chunk, Message, Report, Withdrawn
+from dfm_async.exchange.program_messages import Beat, Chunk, Message, TransferReport, Withdrawn
 from dfm_async.exchange.progress import ProgressTracker, TransferState
-from dfm_async.exchange.transfers import Download, MemorySink, Sink, Upload
+from dfm_async.exchange.transfers import Download, MemorySink, OutgoingTransfer, Sink
 
 _HEARTBEATS: Final = 3
 """The number of heartbeats per heartbeat timeout of the other side: one or two may be late."""
-_CONNECTION: Final = frozenset({Beat, Chunk, Report, Withdrawn})
+_CONNECTION: Final = frozenset({Beat, Chunk, TransferReport, Withdrawn})
 """The messages that are about the connection itself."""
 _RETRIES: Final = 3
 """The number of times that chunks are requested again if ``max_resends`` is None."""
@@ -116,7 +116,7 @@ class Liveness(AbstractContextManager[None]):
 # effects
 
 
-class Send(msgspec.Struct, frozen=True, gc=False):
+class SendMessage(msgspec.Struct, frozen=True, gc=False):
     """Send a message."""
 
     message: Message
@@ -137,7 +137,7 @@ class _Request:
     message: Message
     limit: float | None
     what: str
-    upload: Upload | None
+    upload: OutgoingTransfer | None
     resends: float
     started: float
     resend_at: float = math.inf
@@ -177,7 +177,7 @@ class Endpoint:
         """Whether the other end is gone because it sent no heartbeat: its process may still run."""
         self._common = options
         self._closing = False
-        self._uploads: dict[str, Upload] = {}
+        self._uploads: dict[str, OutgoingTransfer] = {}
         self._downloads: dict[tuple[str, str], Download] = {}
         self._requests: dict[str, _Request] = {}
         interval = options.heartbeat_interval
@@ -204,7 +204,7 @@ class Endpoint:
     def download_ended(self, download: Download) -> None:
         """Take note that a download is complete, or has failed."""
 
-    def upload_changed(self, upload: Upload) -> None:
+    def upload_changed(self, upload: OutgoingTransfer) -> None:
         """Take note of a report of a receiver."""
 
     def check_time(self) -> None:
@@ -226,7 +226,7 @@ class Endpoint:
             if download is not None:
                 download.received(message, size)
                 self._check_download(download)
-        elif isinstance(message, Report):
+        elif isinstance(message, TransferReport):
             upload = self._uploads.get(message.tx)
             if upload is not None:
                 upload.report(message, self.clock())
@@ -301,7 +301,7 @@ class Endpoint:
         """Send a message."""
         if not self._closing:
             self._liveness.sent()
-            self.effects.append(Send(message))
+            self.effects.append(SendMessage(message))
 
     def request(self, key: str, message: Message, limit: float | None, what: str) -> None:
         """Send a message that must be answered, again and again where it can be lost.
@@ -347,10 +347,10 @@ class Endpoint:
 
     # large parts
 
-    def upload(self, tx: str, parts: Mapping[int, memoryview], receivers: Sequence[str]) -> Upload:
+    def upload(self, tx: str, parts: Mapping[int, memoryview], receivers: Sequence[str]) -> OutgoingTransfer:
         """Offer large parts. The caller withdraws them."""
         tracker = ProgressTracker(idle_timeout=self._common.streaming_idle_timeout, clock=self.clock)
-        found = self._uploads[tx] = Upload(tx, parts, receivers, tracker, checksums=not self.traits.reliable)
+        found = self._uploads[tx] = OutgoingTransfer(tx, parts, receivers, tracker, checksums=not self.traits.reliable)
         return found
 
     def withdraw(self, tx: str) -> None:

@@ -52,7 +52,7 @@ def _log_progress(done: float, total: float | None, note: str) -> None:
 
 
 @dataclass(slots=True)
-class _Call:
+class _ExecutorCall:
     """A call of the executor."""
 
     task: asyncio.Task[Any]
@@ -112,7 +112,7 @@ class LauncherExecutor:
         self._replaced: list[ProgramConnection] = []
         self._up: Outcome[ProgramConnection] | None = None
         self._deferred: asyncio.Task[None] | None = None
-        self._call: _Call | None = None
+        self._call: _ExecutorCall | None = None
         self._exit: asyncio.Task[ProgramStatus] | None = None
         self._last_result: asyncio.TimerHandle | None = None
         self._closing: asyncio.Task[None] | None = None
@@ -213,7 +213,7 @@ class LauncherExecutor:
         ours = asyncio.current_task()
         assert ours is not None  # noqa: S101 - this is a coroutine
         before = ours.cancelling()
-        call = _Call(ours)
+        call = _ExecutorCall(ours)
         watching: asyncio.Task[None] | None = None
         try:
             self._check(task)

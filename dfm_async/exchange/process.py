@@ -81,7 +81,7 @@ class Process:
         self._released = False
         self._lines: deque[str] = deque(maxlen=LINES_KEPT)
         self._on_output = on_output
-        self._readers: list[_Reader] = []
+        self._readers: list[_PipeReader] = []
         self.exit_code: int | None = None
         self.exited = asyncio.get_running_loop().create_task(self._watch(), name=f"exit of process {self.pid}")
         """Is done when it has ended, and the rest of its output was read."""
@@ -99,7 +99,7 @@ class Process:
     async def _watch(self) -> None:
         loop = asyncio.get_running_loop()
         for stream, name in ((self._popen.stdout, "stdout"), (self._popen.stderr, "stderr")):
-            reader = _Reader(lambda item, origin=name: self._take(item, origin))  # type: ignore[misc]
+            reader = _PipeReader(lambda item, origin=name: self._take(item, origin))  # type: ignore[misc]
             self._readers.append(reader)
             await loop.connect_read_pipe(lambda reader=reader: reader, stream)  # type: ignore[misc]
         code = await process_exit(self.pid)
@@ -145,7 +145,7 @@ class Process:
             self._popen.wait()
 
 
-class _Reader(asyncio.Protocol):
+class _PipeReader(asyncio.Protocol):
     """Takes apart what comes out of one pipe."""
 
     def __init__(self, take: Callable[[Output], None]) -> None:

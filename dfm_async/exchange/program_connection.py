@@ -14,7 +14,7 @@ from dfm_async.exchange.connection import Connection, Pipe
 from dfm_async.exchange.options import ExecutorOptions
 from dfm_async.exchange.site_machine import SiteMachine, result_problem
 from dfm_async.exchange.task import OK, Exchange, ExchangeState, Task, TaskResult, new_id
-from dfm_async.exchange.transfers import Download, FileSink, MemorySink, Sink
+from dfm_async.exchange.transfers import Download, MemorySink, Sink, TransferFile
 from dfm_async.exchange.value_codec import Encoded, ValueCodec
 
 _log = logging.getLogger(__name__)
@@ -88,7 +88,7 @@ class OfferedResult:
             if folder is None:
                 return MemorySink(size)
             # Nothing that the program sends is part of a name: it could lead anywhere.
-            return FileSink(size, os.path.join(folder, f"{new_id()}.{number}"))
+            return TransferFile(size, os.path.join(folder, f"{new_id()}.{number}"))
 
         try:
             if receiver not in self._downloads:
@@ -237,12 +237,13 @@ class ProgramConnection(Connection[SiteMachine]):
 
     def _carry_out(self, effect: Any) -> None:
         try:
-            if isinstance(effect, msg.Metrics):
+            if isinstance(effect, msg.ProgramMetrics):
                 self._on_metrics(self.codec.decode_metrics(effect.data), effect.step)
             else:
                 self._on_progress(effect.done, effect.total, effect.note)
         except Exception:  # noqa: BLE001 - what the user's function raises must not end the exchange
-            _log.exception("%s of a program cannot be handled", type(effect).__name__.lower())
+            what = "metrics" if isinstance(effect, msg.ProgramMetrics) else "progress"
+            _log.exception("%s of a program cannot be handled", what)
 
     def fail(self, error: Exception) -> None:
         """Fail what is in flight: the program will not go on with it."""
@@ -251,7 +252,7 @@ class ProgramConnection(Connection[SiteMachine]):
 
     def end(self, reason: str) -> None:
         """Ask the program to finish what it has, and then to stop."""
-        self.machine.dismiss(msg.End(reason))
+        self.machine.dismiss(msg.EndOfTasks(reason))
         self.run()
 
     def abort(self, reason: str) -> None:

@@ -10,11 +10,11 @@ VERSION: Final = 2
 """The version of the protocol; both ends must have the same."""
 
 
-class _Message(msgspec.Struct, array_like=True, frozen=True):
+class _ProgramMessage(msgspec.Struct, array_like=True, frozen=True):
     pass
 
 
-class Hello(_Message, frozen=True, tag=1):
+class Hello(_ProgramMessage, frozen=True, tag=1):
     """From a program: the first message."""
 
     version: int
@@ -29,7 +29,7 @@ class Hello(_Message, frozen=True, tag=1):
         return f"Hello(version={self.version}, session={self.session!r}, pid={self.pid})"
 
 
-class Welcome(_Message, frozen=True, tag=2):
+class Welcome(_ProgramMessage, frozen=True, tag=2):
     """From the site: the program is up."""
 
     site: str
@@ -38,17 +38,17 @@ class Welcome(_Message, frozen=True, tag=2):
     """How long the site accepts that the program sends nothing, in seconds; 0 means for ever."""
 
 
-class Refused(_Message, frozen=True, tag=3):
+class Refused(_ProgramMessage, frozen=True, tag=3):
     """From the site, before it closes the connection."""
 
     reason: str
 
 
-class Beat(_Message, frozen=True, tag=4):
+class Beat(_ProgramMessage, frozen=True, tag=4):
     """A heartbeat, if there is nothing else to send."""
 
 
-class TaskOffer(_Message, frozen=True, tag=5):
+class TaskOffer(_ProgramMessage, frozen=True, tag=5):
     """A task. Its large parts are pulled by the program."""
 
     task: str
@@ -61,7 +61,7 @@ class TaskOffer(_Message, frozen=True, tag=5):
     """Who will pull the large parts of the result."""
 
 
-class TaskAnswer(_Message, frozen=True, tag=6):
+class TaskAnswer(_ProgramMessage, frozen=True, tag=6):
     """The program has the task with all its parts, or does not take it."""
 
     task: str
@@ -69,7 +69,7 @@ class TaskAnswer(_Message, frozen=True, tag=6):
     reason: str = ""
 
 
-class ResultOffer(_Message, frozen=True, tag=7):
+class ResultOffer(_ProgramMessage, frozen=True, tag=7):
     """A result. Its large parts are pulled by the receivers."""
 
     task: str
@@ -81,7 +81,7 @@ class ResultOffer(_Message, frozen=True, tag=7):
     reason: str = ""
 
 
-class ResultAnswer(_Message, frozen=True, tag=8):
+class ResultAnswer(_ProgramMessage, frozen=True, tag=8):
     """The site has this message, or does not want the result."""
 
     task: str
@@ -90,7 +90,7 @@ class ResultAnswer(_Message, frozen=True, tag=8):
     reason: str = ""
 
 
-class Report(_Message, frozen=True, tag=9):
+class TransferReport(_ProgramMessage, frozen=True, tag=9):
     """How far a receiver is with a transfer, and how far the sender may go on."""
 
     tx: str
@@ -105,7 +105,7 @@ class Report(_Message, frozen=True, tag=9):
     """Whether the sender must go back to ``bytes_done``: what came after it was damaged, lost or dropped."""
 
 
-class Chunk(_Message, frozen=True, tag=10):
+class Chunk(_ProgramMessage, frozen=True, tag=10):
     """A piece of a transfer. Its bytes follow behind the message."""
 
     tx: str
@@ -116,7 +116,7 @@ class Chunk(_Message, frozen=True, tag=10):
     """Of the bytes, where the transport can damage them."""
 
 
-class Settled(_Message, frozen=True, tag=11):
+class Settled(_ProgramMessage, frozen=True, tag=11):
     """All receivers are done with a result: ``finished``, or why not."""
 
     tx: str
@@ -124,7 +124,7 @@ class Settled(_Message, frozen=True, tag=11):
     reason: str = ""
 
 
-class Metrics(_Message, frozen=True, tag=12):
+class ProgramMetrics(_ProgramMessage, frozen=True, tag=12):
     """Something that the program measured."""
 
     number: int
@@ -132,13 +132,13 @@ class Metrics(_Message, frozen=True, tag=12):
     step: int | None = None
 
 
-class MetricTaken(_Message, frozen=True, tag=13):
+class MetricTaken(_ProgramMessage, frozen=True, tag=13):
     """All metrics up to this number have been taken."""
 
     number: int
 
 
-class Progress(_Message, frozen=True, tag=14):
+class ProgramProgress(_ProgramMessage, frozen=True, tag=14):
     """How far the program is with its task."""
 
     done: float
@@ -146,19 +146,19 @@ class Progress(_Message, frozen=True, tag=14):
     note: str = ""
 
 
-class End(_Message, frozen=True, tag=15):
+class EndOfTasks(_ProgramMessage, frozen=True, tag=15):
     """Nothing new will come: finish what is queued, then stop."""
 
     reason: str = ""
 
 
-class Abort(_Message, frozen=True, tag=16):
+class Abort(_ProgramMessage, frozen=True, tag=16):
     """Stop now."""
 
     reason: str = ""
 
 
-class Withdrawn(_Message, frozen=True, tag=17):
+class Withdrawn(_ProgramMessage, frozen=True, tag=17):
     """From the side that offered large parts: they cannot be pulled any longer."""
 
     tx: str
@@ -174,13 +174,13 @@ Message: TypeAlias = (
     | TaskAnswer
     | ResultOffer
     | ResultAnswer
-    | Report
+    | TransferReport
     | Chunk
     | Settled
-    | Metrics
+    | ProgramMetrics
     | MetricTaken
-    | Progress
-    | End
+    | ProgramProgress
+    | EndOfTasks
     | Abort
     | Withdrawn
 )

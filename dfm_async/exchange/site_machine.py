@@ -211,12 +211,12 @@ class SiteMachine(Endpoint):
             self._task_answered(message)
         elif isinstance(message, msg.ResultOffer):
             self._result_offered(message)
-        elif isinstance(message, msg.Metrics):
+        elif isinstance(message, msg.ProgramMetrics):
             self.effects.append(message)
             self.send(msg.MetricTaken(message.number))
-        elif isinstance(message, msg.Progress):
+        elif isinstance(message, msg.ProgramProgress):
             self.effects.append(message)
-        elif isinstance(message, msg.End):
+        elif isinstance(message, msg.EndOfTasks):
             self._end(ConnectionEnd("ended", message.reason or "the program ended the exchange"))
         elif isinstance(message, msg.Abort):
             self._end(ConnectionEnd("aborted", message.reason or "the program aborted it"))
@@ -252,7 +252,7 @@ class SiteMachine(Endpoint):
         """Take note that the program is gone."""
         self._end(ConnectionEnd("peer gone", reason))
 
-    def dismiss(self, message: msg.End | msg.Abort) -> None:
+    def dismiss(self, message: msg.EndOfTasks | msg.Abort) -> None:
         """Tell the program to stop: after what it has, or now. It gets no more tasks."""
         self._dismissed = True
         self.send(message)

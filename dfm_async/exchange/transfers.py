@@ -19,7 +19,7 @@ from typing import Final, TypeAlias
 import xxhash
 
 from dfm_async.errors import TransferFailed
-from dfm_async.exchange.program_messages import Chunk, Message, Report
+from dfm_async.exchange.program_messages import Chunk, Message, TransferReport
 from dfm_async.exchange.progress import ProgressTracker, TransferState
 
 CHUNK: Final = 256 * 1024
@@ -42,7 +42,7 @@ class _UploadStream:
     queued: bool = False
 
 
-class Upload:
+class OutgoingTransfer:
     """Holds the large parts of one task or result until all receivers have them.
 
     Args:
@@ -75,7 +75,7 @@ class Upload:
         self._ready: deque[_UploadStream] = deque()
         tracker.expect(tx, [(str(transfer), receiver) for transfer, receiver in self._streams])
 
-    def report(self, report: Report, now: float) -> None:
+    def report(self, report: TransferReport, now: float) -> None:
         """Take a receiver's report, and make ready the chunks that it requests."""
         self.reported_at = now
         stream = self._streams.get((report.transfer, report.receiver))
@@ -155,7 +155,7 @@ class MemorySink:
         self._all = memoryview(b"")
 
 
-class FileSink:
+class TransferFile:
     """Writes a transfer to a file, so that memory holds only one chunk of it; the finished file is mapped.
 
     Args:
@@ -203,7 +203,7 @@ class FileSink:
         self._piece = memoryview(b"")
 
 
-Sink: TypeAlias = MemorySink | FileSink
+Sink: TypeAlias = MemorySink | TransferFile
 """The destination of the bytes of a transfer."""
 
 
@@ -275,14 +275,14 @@ class Download:
         self._requested = False
         self._open: dict[int, _DownloadPart] = {}
         if len({number for number, _ in parts}) < len(parts):
-            send(Report(tx, parts[0][0], receiver, 0, 0, "failed"))
+            send(TransferReport(tx, parts[0][0], receiver, 0, 0, "failed"))
             raise TransferFailed("all", receiver, "several parts have the same number")
         for number, size in parts:
             try:
                 self._open[number] = _DownloadPart(number, size, sink(number, size), retries, retries)
             except (OSError, MemoryError, OverflowError, ValueError) as error:
                 self.fail("there is no room for another part", "aborted")
-                send(Report(tx, number, receiver, 0, 0, "failed"))
+                send(TransferReport(tx, number, receiver, 0, 0, "failed"))
                 raise TransferFailed(str(number), receiver, f"no room for {size:,} bytes: {error}") from error
 
     @property
@@ -407,4 +407,4 @@ class Download:
     def _report(self, part: _DownloadPart, state: str = "active", *, restart: bool = False) -> None:
         part.reported = part.done
         sequence, limit = next(part.sequence), part.done + WINDOW
-        self._send(Report(self.tx, part.number, self.receiver, sequence, part.done, state, limit, restart))
+        self._send(TransferReport(self.tx, part.number, self.receiver, sequence, part.done, state, limit, restart))

@@ -113,7 +113,7 @@ class _Part:
         return self.buffer
 
 
-class _Parts:
+class _LargeParts:
     """Takes the large parts of values, as they are."""
 
     __slots__ = ("_numbers",)
@@ -128,7 +128,7 @@ class _Parts:
         return _Part(next(self._numbers), data.cast("B") if data.format != "B" else data)
 
 
-_encoder = Codec.for_programs(_Parts())
+_encoder = Codec.for_programs(_LargeParts())
 
 
 class _Decoders(threading.local):

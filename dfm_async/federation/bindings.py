@@ -10,11 +10,11 @@ import msgspec
 _TYPES: Final[dict[str, Any]] = {"string": str, "number": float, "integer": int, "boolean": bool, "array": list}
 
 
-class _Data(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class _BindingData(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     pass
 
 
-class ExposedParameter(_Data, frozen=True, kw_only=True):
+class ExposedParameter(_BindingData, frozen=True, kw_only=True):
     """An extra optional parameter of an operation at one site: a value for it takes the place of what is bound.
 
     Attributes:
@@ -43,14 +43,14 @@ class ExposedParameter(_Data, frozen=True, kw_only=True):
         return inspect.Parameter(self.param, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
 
 
-class FromParam(_Data, frozen=True):
+class FromParam(_BindingData, frozen=True):
     """The operation's parameter of this name; None if the call does not give it and it has no default."""
 
     param: str
     doc: str = ""
 
 
-class Const(_Data, frozen=True):
+class Const(_BindingData, frozen=True):
     """A constant."""
 
     value: Any
@@ -58,7 +58,7 @@ class Const(_Data, frozen=True):
     doc: str = ""
 
 
-class FromSecrets(_Data, frozen=True):
+class FromSecrets(_BindingData, frozen=True):
     """A secret of the site's vault, asked for at each call."""
 
     key: str
@@ -66,7 +66,7 @@ class FromSecrets(_Data, frozen=True):
     doc: str = ""
 
 
-class FromSite(_Data, frozen=True):
+class FromSite(_BindingData, frozen=True):
     """An attribute of the site object."""
 
     attribute: str
@@ -74,7 +74,7 @@ class FromSite(_Data, frozen=True):
     doc: str = ""
 
 
-class FromProvider(_Data, frozen=True):
+class FromProvider(_BindingData, frozen=True):
     """An attribute of a provider object."""
 
     provider: str

@@ -50,7 +50,7 @@ def type_of(schema: Mapping[str, Any], models: Models) -> Any:
     def checked(name: str | None, found: Mapping[str, Any]) -> Any:
         return Annotated[dict[str, Any], _Checked(models, name, found)]
 
-    return _Types(models.declared, checked).of(schema)
+    return _SchemaTypes(models.declared, checked).of(schema)
 
 
 def shown(hint: Any) -> Any:
@@ -94,7 +94,7 @@ class Models(Mapping[str, Any]):
             if _has_properties(schema):
                 self._make(name)
             else:
-                self._made[name] = _Types(self.declared, lambda inner, found: self._inner(inner, name, found)).of(
+                self._made[name] = _SchemaTypes(self.declared, lambda inner, found: self._inner(inner, name, found)).of(
                     schema
                 )
         return self._made[name]
@@ -129,7 +129,7 @@ class _ModelBuilder:
 
     def __init__(self, declared: Mapping[str, Mapping[str, Any]], wanted: list[str]) -> None:
         self._wanted = wanted
-        self._types = _Types(declared, self._object)
+        self._types = _SchemaTypes(declared, self._object)
         self._within: list[str] = []
 
     def _object(self, name: str | None, schema: Mapping[str, Any]) -> Any:
@@ -197,7 +197,7 @@ def plain_data(value: Any) -> Any:
     return value
 
 
-class _Types:
+class _SchemaTypes:
     """Finds the type of a schema. What refers to itself without an object in between ends at the limit of steps.
 
     ``object_type`` makes the type of an object with properties, from the name of its schema, if it has one, and the

@@ -56,7 +56,7 @@ def _character(character: str) -> str:
     return character.encode("unicode_escape").decode()
 
 
-class _Types:
+class _TypeWriter:
     """Writes types as source.
 
     ``models`` has the source of the classes for schemas; ``taken`` the names that mean something else in the module.
@@ -169,8 +169,8 @@ class _Module:
         ]
         taken = frozenset(part for name in names for part in name.split("."))
         sources = {name: f"schemas.{name}" for name in models}
-        self._passed = _Types(sources, taken, passed=True)
-        self._values = _Types(sources, taken, passed=False)
+        self._passed = _TypeWriter(sources, taken, passed=True)
+        self._values = _TypeWriter(sources, taken, passed=False)
 
     def lines(self) -> Iterator[str]:
         """Yield the classes for the operations, the schemas and the sites."""

@@ -21,7 +21,7 @@ DEEPEST: Final = 100
 _codec = Codec.for_untrusted()
 
 
-class _Data(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", forbid_unknown_fields=True):
+class _ExpressionData(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", forbid_unknown_fields=True):
     pass
 
 
@@ -39,7 +39,7 @@ def is_json(value: Any) -> bool:
     return False
 
 
-class Constant(_Data, frozen=True, kw_only=True, tag="constant"):
+class Constant(_ExpressionData, frozen=True, kw_only=True, tag="constant"):
     """A literal value. In JSON, what JSON cannot hold is ``encoded`` as text; it is decoded at once."""
 
     value: Any = None
@@ -62,7 +62,7 @@ def constant_data(constant: Constant) -> dict[str, Any]:
     return {"kind": "constant", "encoded": base64.b64encode(_codec.encode(constant.value)).decode()}
 
 
-class Advise(_Data, frozen=True, kw_only=True, tag="advise"):
+class Advise(_ExpressionData, frozen=True, kw_only=True, tag="advise"):
     """Request the valid values of a parameter from the sites, in a pipeline with ``mode="discovery"``."""
 
     def __str__(self) -> str:
@@ -72,13 +72,13 @@ class Advise(_Data, frozen=True, kw_only=True, tag="advise"):
         return str(self)
 
 
-class Item(_Data, frozen=True, kw_only=True, tag="item"):
+class Item(_ExpressionData, frozen=True, kw_only=True, tag="item"):
     """``value[key]``."""
 
     key: int | str | bool | float | None
 
 
-class Attribute(_Data, frozen=True, kw_only=True, tag="attribute"):
+class Attribute(_ExpressionData, frozen=True, kw_only=True, tag="attribute"):
     """``value.name``."""
 
     name: str
@@ -87,14 +87,14 @@ class Attribute(_Data, frozen=True, kw_only=True, tag="attribute"):
 Step: TypeAlias = Item | Attribute
 
 
-class Ref(_Data, frozen=True, kw_only=True, tag="ref"):
+class Ref(_ExpressionData, frozen=True, kw_only=True, tag="ref"):
     """The value of another statement, or a field of it."""
 
     node: int
     path: tuple[Step, ...] = ()
 
 
-class Parameter(_Data, frozen=True, kw_only=True, tag="parameter"):
+class Parameter(_ExpressionData, frozen=True, kw_only=True, tag="parameter"):
     """A value that is given per parameter set at execution, or a field of it.
 
     ``default`` is the value for parameter sets that lack it; None if every set must have one. ``multiuse`` has no
@@ -107,20 +107,20 @@ class Parameter(_Data, frozen=True, kw_only=True, tag="parameter"):
     default: Constant | None = None
 
 
-class Items(_Data, frozen=True, kw_only=True, tag="items"):
+class Items(_ExpressionData, frozen=True, kw_only=True, tag="items"):
     """A list, tuple or set whose items are expressions."""
 
     type: Literal["list", "tuple", "set"]
     items: tuple[Expression, ...]
 
 
-class Entries(_Data, frozen=True, kw_only=True, tag="entries"):
+class Entries(_ExpressionData, frozen=True, kw_only=True, tag="entries"):
     """A dict whose values are expressions."""
 
     entries: tuple[tuple[Expression, Expression], ...]
 
 
-class Comparison(_Data, frozen=True, kw_only=True, tag="comparison"):
+class Comparison(_ExpressionData, frozen=True, kw_only=True, tag="comparison"):
     """``left op right``."""
 
     op: Literal["==", "!=", "<", "<=", ">", ">="]
@@ -128,14 +128,14 @@ class Comparison(_Data, frozen=True, kw_only=True, tag="comparison"):
     right: Expression
 
 
-class Combination(_Data, frozen=True, kw_only=True, tag="combination"):
+class Combination(_ExpressionData, frozen=True, kw_only=True, tag="combination"):
     """``a and b and ...`` or ``a or b or ...``."""
 
     op: Literal["and", "or"]
     terms: tuple[Expression, ...]
 
 
-class Negation(_Data, frozen=True, kw_only=True, tag="negation"):
+class Negation(_ExpressionData, frozen=True, kw_only=True, tag="negation"):
     """``not term``."""
 
     term: Expression

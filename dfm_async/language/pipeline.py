@@ -41,7 +41,7 @@ _MOST: Final = 100_000
 """How many statements may be read."""
 
 
-class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class _PipelineFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The JSON of a pipeline."""
 
     name: str | None = None
@@ -76,7 +76,7 @@ def _problems(data: Any, error: Exception) -> PipelineError:
     found: list[Problem] = []
     body = data.get("body") if isinstance(data, dict) else None
     if isinstance(body, list):
-        for where, part, kind in [("$", {**data, "body": []}, _File)] + [
+        for where, part, kind in [("$", {**data, "body": []}, _PipelineFile)] + [
             (f"$.body[{index}]", statement, Statement) for index, statement in enumerate(body)
         ]:
             try:
@@ -203,7 +203,7 @@ class Pipeline(Shown, Generic[P, R_co]):
         Raises:
             EncodingError: it has a constant that only pickle could hold.
         """
-        found = _File(self.name, self.api_version, self.mode, self.body, self.description, self.result)
+        found = _PipelineFile(self.name, self.api_version, self.mode, self.body, self.description, self.result)
         data: dict[str, Any] = _to_data(found)
         for name in ("description", "result"):  # most pipelines have none
             if not data[name]:
@@ -233,7 +233,7 @@ class Pipeline(Shown, Generic[P, R_co]):
         if is_deeper(data, _DEEPEST):
             raise PipelineError(None, [Problem("$", f"is nested deeper than {_DEEPEST} levels")])
         try:
-            found = msgspec.convert(data, _File)
+            found = msgspec.convert(data, _PipelineFile)
         except (msgspec.ValidationError, RecursionError) as error:
             raise _problems(data, error) from error
         if sum(1 for _ in itertools.islice(walk_statements(found.body), _MOST + 1)) > _MOST:

@@ -53,14 +53,14 @@ def _after(nodes: tuple[int, ...]) -> list[str]:
     return [f"after=[{', '.join(f'n{node}' for node in nodes)}]"] if nodes else []
 
 
-class _Lines(st.StatementVisitor[str, list[str]]):
+class _LineWriter(st.StatementVisitor[str, list[str]]):
     """Writes each statement as lines; the context is the indent."""
 
     def block(self, body: tuple[st.Statement, ...], indent: str) -> list[str]:
         return [line for statement in body for line in self.visit(statement, indent)]
 
 
-class _Text(_Lines):
+class _Text(_LineWriter):
     """Writes statements as Python."""
 
     def visit_call(self, statement: st.CallStatement, context: str) -> list[str]:
@@ -156,7 +156,7 @@ def _escape(text: str) -> str:
     return text.replace('"', "#quot;").replace("<", "#lt;").replace(">", "#gt;")
 
 
-class _Mermaid(_Lines):
+class _Mermaid(_LineWriter):
     """Draws statements as nodes and subgraphs."""
 
     def visit_call(self, statement: st.CallStatement, context: str) -> list[str]:

@@ -21,11 +21,11 @@ _CONTROL: Final = re.compile(r"[\x00-\x20\x7f]")
 _TOKEN: Final = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
 
 
-class _Data(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+class _HttpData(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
     pass
 
 
-class Argument(_Data, frozen=True, kw_only=True):
+class Argument(_HttpData, frozen=True, kw_only=True):
     """Where an argument goes.
 
     Attributes:
@@ -47,7 +47,7 @@ class Argument(_Data, frozen=True, kw_only=True):
     required: bool = False
 
 
-class Payload(_Data, frozen=True, kw_only=True):
+class RequestPayload(_HttpData, frozen=True, kw_only=True):
     """What the body of the request is made of.
 
     Attributes:
@@ -67,7 +67,7 @@ class Payload(_Data, frozen=True, kw_only=True):
     always: bool = False
 
 
-class Credential(_Data, frozen=True, kw_only=True):
+class Credential(_HttpData, frozen=True, kw_only=True):
     """A secret that goes with each request.
 
     Attributes:
@@ -81,7 +81,7 @@ class Credential(_Data, frozen=True, kw_only=True):
     name: str = ""
 
 
-class RequestPlan(_Data, frozen=True, kw_only=True):
+class RequestPlan(_HttpData, frozen=True, kw_only=True):
     """How the requests of one operation are made.
 
     Attributes:
@@ -97,7 +97,7 @@ class RequestPlan(_Data, frozen=True, kw_only=True):
     base_url: str
     path: str
     arguments: tuple[Argument, ...] = ()
-    payload: Payload | None = None
+    payload: RequestPayload | None = None
     credentials: tuple[Credential, ...] = ()
 
     def __post_init__(self) -> None:
@@ -123,7 +123,7 @@ class RequestPlan(_Data, frozen=True, kw_only=True):
                 raise ValueError(f"{argument.name!r} cannot be an argument: this header decides how requests are sent")
 
 
-class HttpOptions(_Data, frozen=True, kw_only=True):
+class HttpOptions(_HttpData, frozen=True, kw_only=True):
     """Options of requests to an HTTP service.
 
     Attributes:

@@ -13,7 +13,7 @@ _OURS: Final = "dfm_async"
 _OFFERED: Final = "dfm_async.site"  # the package of ours whose classes a federation may name
 
 
-class _Data(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class _SiteData(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     pass
 
 
@@ -47,7 +47,7 @@ def allowed(module: str, packages: tuple[str, ...] | None) -> bool:
     return packages is None or any(module == package or module.startswith(f"{package}.") for package in packages)
 
 
-class ClassPath(_Data, frozen=True):
+class ClassPath(_SiteData, frozen=True):
     """A class that is imported at the site, when it is needed there, and not before.
 
     Attributes:
@@ -63,7 +63,7 @@ class ClassPath(_Data, frozen=True):
             raise ValueError(f"a class is named by its module and its name, such as 'pkg.mod.Class', not {self.path!r}")
 
 
-class SendCost(_Data, frozen=True, kw_only=True):
+class SendCost(_SiteData, frozen=True, kw_only=True):
     """What sending to another site costs: ``fixed_time + bytes / bandwidth`` seconds.
 
     Attributes:
@@ -80,7 +80,7 @@ class SendCost(_Data, frozen=True, kw_only=True):
             check_number("bandwidth", self.bandwidth, positive=True)
 
 
-class CacheConfig(_Data, frozen=True, kw_only=True):
+class CacheConfig(_SiteData, frozen=True, kw_only=True):
     """Where a site keeps what it caches: a directory of any file system that fsspec knows.
 
     Attributes:
@@ -114,7 +114,7 @@ class CacheConfig(_Data, frozen=True, kw_only=True):
         )
 
 
-class VaultConfig(_Data, frozen=True, kw_only=True):
+class VaultConfig(_SiteData, frozen=True, kw_only=True):
     """Who keeps the secrets of a site.
 
     Attributes:
@@ -132,7 +132,7 @@ class VaultConfig(_Data, frozen=True, kw_only=True):
         return f"VaultConfig(path={self.path!r}{arguments})"
 
 
-class ProviderConfig(_Data, frozen=True, kw_only=True):
+class ProviderConfig(_SiteData, frozen=True, kw_only=True):
     """A group of adapters at a site, which share an object.
 
     Attributes:
@@ -144,7 +144,7 @@ class ProviderConfig(_Data, frozen=True, kw_only=True):
     info: dict[str, Any] = {}
 
 
-class SiteConfig(_Data, frozen=True, kw_only=True):
+class SiteConfig(_SiteData, frozen=True, kw_only=True):
     """What the code at a site can use; it travels to the processes of the site.
 
     Attributes:

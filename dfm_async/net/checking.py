@@ -128,7 +128,7 @@ class _Check:
         for formula in spec.formulas_of(found.action).values():
             self._check_formula(formula, len(found.inputs), what)
         if isinstance(found.action, (spec.Call, spec.Await)) and found.action.fallback is not None:
-            _require(isinstance(found.action.fallback, spec.Const), f"the fallback of {what} is not a constant")
+            _require(isinstance(found.action.fallback, spec.NetLiteral), f"the fallback of {what} is not a constant")
             self._check_formula(found.action.fallback, 0, what)
 
     def _check_contained(self, found: spec.Contained) -> None:
@@ -153,7 +153,7 @@ class _Check:
                     self._check_output(output, call.scope, what)
                     made[output] = call.scope
             if call.fallback is not None:
-                _require(isinstance(call.fallback, spec.Const), f"{what} has a fallback that is not a constant")
+                _require(isinstance(call.fallback, spec.NetLiteral), f"{what} has a fallback that is not a constant")
                 self._check_formula(call.fallback, 0, what)
 
     def _check_action(self, found: spec.Transition, what: str) -> None:
@@ -194,7 +194,7 @@ class _Check:
 
     def _parts(self, formula: spec.Formula, inputs: int, what: str) -> Iterable[spec.Formula]:
         match formula:
-            case spec.Const(literal):
+            case spec.NetLiteral(literal):
                 _require(0 <= literal < len(self.net.literals), f"{what} uses a literal that is not there")
             case spec.Slot(index):
                 _require(0 <= index < inputs, f"{what} uses an input that it has not")

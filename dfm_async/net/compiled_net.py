@@ -120,7 +120,7 @@ def fetch(value: Any, is_attribute: bool, key: Any) -> Any:
 def compile_formula(formula: spec.Formula, literals: Sequence[Any]) -> Evaluate:
     """Make a function of a transition's input values."""
     match formula:
-        case spec.Const(literal):
+        case spec.NetLiteral(literal):
             constant = literals[literal]
             copied = copier(constant)  # an operation may change what it gets: the next call must not see that
             return (lambda values: constant) if copied is None else (lambda values: copied())
@@ -231,7 +231,7 @@ class ScopeCode(msgspec.Struct, eq=False):
     """For each loop inside, the slots of this scope whose values are read in its body."""
 
 
-class Program:
+class CompiledNet:
     """A compiled net."""
 
     def __init__(self, net: spec.Net) -> None:

@@ -6,7 +6,7 @@ import msgspec
 
 from dfm_async.model.ids import Frame
 from dfm_async.net import spec
-from dfm_async.net.compiled_net import Evaluate, Program, compile_formula
+from dfm_async.net.compiled_net import CompiledNet, Evaluate, compile_formula
 from dfm_async.net.game import Instance
 
 
@@ -23,7 +23,7 @@ class ContainedCallCode(msgspec.Struct, eq=False):
 class ContainedLocation:
     """Another location whose loss can be contained."""
 
-    def __init__(self, found: spec.Contained, program: Program) -> None:
+    def __init__(self, found: spec.Contained, program: CompiledNet) -> None:
         self.number = found.location
         self.site = program.net.locations[found.location].site
         self.params = frozenset(found.params)
@@ -60,7 +60,7 @@ class ContainedLocation:
             self.loops.setdefault(parent or 0, []).append(index)
 
 
-def _scope_of_place(program: Program, index: int) -> int:
+def _scope_of_place(program: CompiledNet, index: int) -> int:
     home = program.places[index].scope
     return 0 if home is None or home.loop is None else home.loop.scope
 

@@ -19,7 +19,7 @@ from dfm_async.model.events import ErrorRecord
 from dfm_async.model.ids import Frame
 from dfm_async.net import effects as fx
 from dfm_async.net import spec
-from dfm_async.net.compiled_net import PlaceCode, Program, TransitionCode
+from dfm_async.net.compiled_net import CompiledNet, PlaceCode, TransitionCode
 from dfm_async.net.contained import ContainedCallCode, ContainedLocation, scope_of
 from dfm_async.net.game import Control, Game, Instance, LoopRecord, describe_error
 from dfm_async.net.tokens import ABSENT, OPEN, RELEASED, SKIPPED, Failed, StreamValue
@@ -30,7 +30,7 @@ _UNKNOWN: Final = object()
 """The value of an input that the caller does not have."""
 
 
-def game_of(program: Program, site: str, prefix: str, *, restored: bool, reruns: int) -> Game:
+def game_of(program: CompiledNet, site: str, prefix: str, *, restored: bool, reruns: int) -> Game:
     """Make the game of a location; ``restored``: it takes the place of one that was lost."""
     if restored:
         return RestoredGame(program, site, prefix)
@@ -43,7 +43,7 @@ class ContainingGame(Game):
     ``reruns``: how often calls are made again that were lost, if they have no policy of their own.
     """
 
-    def __init__(self, program: Program, site: str, prefix: str, reruns: int = 0) -> None:
+    def __init__(self, program: CompiledNet, site: str, prefix: str, reruns: int = 0) -> None:
         super().__init__(program, site, prefix)
         self._reruns = reruns
         self._contained = {found.location: ContainedLocation(found, program) for found in program.net.contains}
@@ -92,7 +92,7 @@ class ContainingGame(Game):
         found = self._absent.pop(at)
         roots = {index: self._roots.get(index) for index in frames}
         done = [index for index, root in roots.items() if root is None or self._is_idle(found, root)]
-        restore = fx.Restore(at, done, [])
+        restore = fx.RestoreLocation(at, done, [])
         self._effects.append(restore)
         idle: list[tuple[Control, int]] = []
         for index, root in roots.items():
@@ -246,7 +246,7 @@ class ContainingGame(Game):
     def _fail_call(
         self, found: ContainedLocation, instance: Instance, call: ContainedCallCode, error: ErrorRecord
     ) -> None:
-        self._effects.append(fx.Report(error, True))
+        self._effects.append(fx.ReportError(error, True))
         self._decide(found, instance, call, Failed(error) if call.fallback is None else call.fallback(()))
 
     def _decide(self, found: ContainedLocation, instance: Instance, call: ContainedCallCode, outcome: Any) -> None:
@@ -347,7 +347,7 @@ class ContainingGame(Game):
         return all(self._outcome(found, instance, call) is not ABSENT for call in found.calls.get(scope, ()))
 
     def _restore(
-        self, found: ContainedLocation, instance: Instance, restore: fx.Restore, idle: list[tuple[Control, int]]
+        self, found: ContainedLocation, instance: Instance, restore: fx.RestoreLocation, idle: list[tuple[Control, int]]
     ) -> None:
         scope, frame, to = scope_of(instance), instance.frame, (found.number,)
         depth, over = len(frame) - 1, instance.over or set()
@@ -357,17 +357,17 @@ class ContainingGame(Game):
         restore.instances.append((frame, scope, [call.spec.output for call in resolved], finished))
         for call in resolved:
             if call.local and self._is_needed(found, instance, call):
-                self._effects.append(fx.Send(call.spec.output, frame, self._outcome(found, instance, call), to))
+                self._effects.append(fx.SendToken(call.spec.output, frame, self._outcome(found, instance, call), to))
             if call.spec.ended in found.readers:
-                self._effects.append(fx.Send(call.spec.ended, frame, OPEN, to))
+                self._effects.append(fx.SendToken(call.spec.ended, frame, OPEN, to))
         for index in found.inputs.get(scope, ()):
             value, readers = self._held(instance, self.program.places[index]), found.readers[index]
             if value is ABSENT:
                 continue
             if any(self._reads(found, instance, reader, depth) for reader in readers):
-                self._effects.append(fx.Send(index, frame, value, to))
+                self._effects.append(fx.SendToken(index, frame, value, to))
             elif all(reader.depth > depth for reader in readers):  # the location waits for it all the same
-                self._effects.append(fx.Send(index, frame, OPEN, to))
+                self._effects.append(fx.SendToken(index, frame, OPEN, to))
         for loop in found.loops.get(scope, ()):
             if loop in over:
                 self._effects.append(fx.SendLoopEnd(loop, frame, 0, None, to))
@@ -382,7 +382,7 @@ class ContainingGame(Game):
         found: ContainedLocation,
         record: LoopRecord,
         control: Control,
-        restore: fx.Restore,
+        restore: fx.RestoreLocation,
         idle: list[tuple[Control, int]],
     ) -> tuple[int, int]:
         owed, frame, loop = control.owed.get(found.number, set()), record.owner.frame, record.loop.index
@@ -399,7 +399,7 @@ class ContainingGame(Game):
 
 def _without(effect: fx.Effect, at: int) -> fx.Effect | None:
     """Return an effect without what it sends to a location."""
-    if isinstance(effect, (fx.Send, fx.SendLoopEnd)) and at in effect.routes:
+    if isinstance(effect, (fx.SendToken, fx.SendLoopEnd)) and at in effect.routes:
         routes = tuple(route for route in effect.routes if route != at)
         return msgspec.structs.replace(effect, routes=routes) if routes else None
     return effect
@@ -408,7 +408,7 @@ def _without(effect: fx.Effect, at: int) -> fx.Effect | None:
 class RestoredGame(Game):
     """The game of a location that takes the place of one that was lost."""
 
-    def __init__(self, program: Program, site: str, prefix: str) -> None:
+    def __init__(self, program: CompiledNet, site: str, prefix: str) -> None:
         super().__init__(program, site, prefix)
         self._done: set[int] = set()
         self._makes: dict[int, TransitionCode] = {
@@ -421,7 +421,7 @@ class RestoredGame(Game):
     def restore(
         self, done: Iterable[int], instances: Sequence[tuple[Frame, int, list[int], list[tuple[int, int]]]]
     ) -> None:
-        """Begin where the lost one has ended: see :class:`~dfm_async.net.effects.Restore`."""
+        """Begin where the lost one has ended: see :class:`~dfm_async.net.effects.RestoreLocation`."""
         for index in done:
             self._done.add(index)
             self._effects.append(fx.FrameDone(index))

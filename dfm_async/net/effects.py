@@ -13,7 +13,7 @@ from dfm_async.net import spec
 from dfm_async.net.tokens import StreamValue
 
 if TYPE_CHECKING:
-    from dfm_async.net.game import Activity, Control
+    from dfm_async.net.game import Control, PendingActivity
 
 MANY: Final = 1 << 30
 """A number of readers that is not known beforehand."""
@@ -26,7 +26,7 @@ class Effect(msgspec.Struct, frozen=True, gc=False):
 class Invoke(Effect, frozen=True):
     """Call an operation; answer with ``complete`` or ``fail``."""
 
-    activity: Activity
+    activity: PendingActivity
     action: spec.Call
     args: dict[str, Any]
     values: Sequence[Any]
@@ -36,7 +36,7 @@ class Invoke(Effect, frozen=True):
 class EmitValue(Effect, frozen=True):
     """Send a value, or the elements of a stream, to the application; answer with ``complete`` or ``fail``."""
 
-    activity: Activity
+    activity: PendingActivity
     point: int
     frame: Frame
     value: Any
@@ -50,14 +50,14 @@ class EmitFailed(Effect, frozen=True):
     error: ErrorRecord
 
 
-class Report(Effect, frozen=True):
+class ReportError(Effect, frozen=True):
     """Report an error that happened here to the application. ``handled``: it is not an error of the job."""
 
     error: ErrorRecord
     handled: bool = False
 
 
-class Send(Effect, frozen=True):
+class SendToken(Effect, frozen=True):
     """Send a token to other locations. Each reports with ``stream_released`` when it is done with a stream."""
 
     place: int
@@ -100,7 +100,7 @@ class Pull(Effect, frozen=True):
 class LookUp(Effect, frozen=True):
     """Query the cache; answer with ``found`` or ``missed``. ``wait``: for another that computes the key's value."""
 
-    activity: Activity
+    activity: PendingActivity
     key: Any
     wait: bool
 
@@ -108,15 +108,15 @@ class LookUp(Effect, frozen=True):
 class Keep(Effect, frozen=True):
     """Give the cache the value for a ticket; answer with ``complete`` when it is kept. Its readers do not wait."""
 
-    activity: Activity
+    activity: PendingActivity
     ticket: Any
     value: Any
 
 
-class Await(Effect, frozen=True):
+class WaitForEvent(Effect, frozen=True):
     """Wait for an event, or at most some seconds; answer with ``complete`` or ``fail``."""
 
-    activity: Activity
+    activity: PendingActivity
     action: spec.Await
     seconds: float | None
 
@@ -166,7 +166,7 @@ class NotContained(Effect, frozen=True):
     location: int
 
 
-class Restore(Effect, frozen=True):
+class RestoreLocation(Effect, frozen=True):
     """Let the new worker of a location begin where the lost one has ended; tokens follow.
 
     ``done``: the parameter sets that it has nothing to do for. ``instances``: the others, and elements of loops: frame,

@@ -34,8 +34,8 @@ from dfm_async.model.info import FailureInfo
 from dfm_async.model.replies import Replies, Reply
 from dfm_async.net import effects as fx
 from dfm_async.net import spec
-from dfm_async.net.compiled_net import PlaceCode, Program, ScopeCode, TransitionCode, fetch
-from dfm_async.net.tokens import ABSENT, OPEN, RELEASED, SKIPPED, Failed, Foreign, Found, Miss, StreamValue
+from dfm_async.net.compiled_net import CompiledNet, PlaceCode, ScopeCode, TransitionCode, fetch
+from dfm_async.net.tokens import ABSENT, OPEN, RELEASED, SKIPPED, CacheHit, CacheMiss, Failed, Foreign, StreamValue
 
 _TRACEBACK_LINES: Final = 60
 
@@ -87,7 +87,7 @@ class LoopRecord(msgspec.Struct, eq=False):
     control: Control | None = None
 
 
-class Activity(msgspec.Struct, eq=False):
+class PendingActivity(msgspec.Struct, eq=False):
     """A transition that has fired and is not resolved yet. ``streams``: those that it reads."""
 
     instance: Instance
@@ -112,7 +112,7 @@ class StreamRecord(msgspec.Struct, eq=False):
     place: PlaceCode | None
     left: int
     """The number of transitions, loops and other locations that may still read it."""
-    activity: Activity | None
+    activity: PendingActivity | None
     """The call that made it; None if it comes from another location."""
     read: bool = False
     """Whether one of its readers, here or elsewhere, has begun."""
@@ -124,7 +124,7 @@ class StreamRecord(msgspec.Struct, eq=False):
 class Control(msgspec.Struct, eq=False):
     """Drives one loop: admits elements as far as the limit allows."""
 
-    activity: Activity
+    activity: PendingActivity
     loop: spec.Loop
     record: LoopRecord
     source: Any
@@ -160,7 +160,7 @@ class Game:
         "site",
     )
 
-    def __init__(self, program: Program, site: str, prefix: str) -> None:
+    def __init__(self, program: CompiledNet, site: str, prefix: str) -> None:
         self.program = program
         self.site = site
         self._prefix = prefix
@@ -243,7 +243,7 @@ class Game:
         """Return whether a location was not done with an element before."""
         return True
 
-    def complete(self, activity: Activity, value: Any = None) -> None:
+    def complete(self, activity: PendingActivity, value: Any = None) -> None:
         """Note that an activity has succeeded."""
         instance, transition = activity.instance, activity.transition
         action = transition.action
@@ -260,14 +260,14 @@ class Game:
             self._release(activity.streams, True)
         self._resolve(instance)
 
-    def fail(self, activity: Activity, error: ErrorRecord) -> None:
+    def fail(self, activity: PendingActivity, error: ErrorRecord) -> None:
         """Note that an activity has failed. One with a fallback has that value instead."""
         transition = activity.transition
         if transition.fallback is not None:
-            self._effects.append(fx.Report(error, True))
+            self._effects.append(fx.ReportError(error, True))
             self.complete(activity, transition.fallback(()))
             return
-        self._effects.append(fx.Report(error, transition.handled))
+        self._effects.append(fx.ReportError(error, transition.handled))
         if activity.streams:
             self._release(activity.streams, True)
         self._pass(activity.instance, transition, Failed(error))
@@ -284,7 +284,7 @@ class Game:
         """Note that a loop's source has ended."""
         control.requested = 0
         if error is not None:
-            self._effects.append(fx.Report(error, control.activity.transition.handled))
+            self._effects.append(fx.ReportError(error, control.activity.transition.handled))
         self._exhaust(control, None if error is None else Failed(error))
 
     def pump(self, control: Control) -> None:
@@ -303,7 +303,7 @@ class Game:
                     return
                 except Exception as error:  # noqa: BLE001 - whatever iterating over a user's value raises
                     found = self.error(control.activity, error)
-                    self._effects.append(fx.Report(found, control.activity.transition.handled))
+                    self._effects.append(fx.ReportError(found, control.activity.transition.handled))
                     self._exhaust(control, Failed(found))
                     return
                 self._admit(control, value)
@@ -312,13 +312,13 @@ class Game:
             control.requested += room
             self._effects.append(fx.Pull(control, room))
 
-    def found(self, activity: Activity, value: Any) -> None:
+    def found(self, activity: PendingActivity, value: Any) -> None:
         """Note that the cache had the key."""
-        self._answer(activity, Found(value), SKIPPED)
+        self._answer(activity, CacheHit(value), SKIPPED)
 
-    def missed(self, activity: Activity, ticket: Any) -> None:
+    def missed(self, activity: PendingActivity, ticket: Any) -> None:
         """Note that the cache did not have the key."""
-        self._answer(activity, Miss(ticket), OPEN)
+        self._answer(activity, CacheMiss(ticket), OPEN)
 
     def stream_ended(self, stream: StreamValue, error: ErrorRecord | None) -> None:
         """Note that the generator of a stream that was made here has no more elements, or has raised."""
@@ -338,7 +338,9 @@ class Game:
         """Note that another location is done with a stream that was sent to it; ``read``: a reader there had begun."""
         self._release((stream,), read)
 
-    def error(self, activity: Activity, error: BaseException, attempt: int = 1, cause: bytes = b"") -> ErrorRecord:
+    def error(
+        self, activity: PendingActivity, error: BaseException, attempt: int = 1, cause: bytes = b""
+    ) -> ErrorRecord:
         """Describe an exception of an activity."""
         action = activity.transition.action
         operation = action.operation if isinstance(action, spec.Call) else activity.label
@@ -437,12 +439,12 @@ class Game:
             self._put(instance, place, value)
 
     def _send(self, index: int, frame: Frame, value: Any, routes: tuple[int, ...]) -> None:
-        self._effects.append(fx.Send(index, frame, value, routes))
+        self._effects.append(fx.SendToken(index, frame, value, routes))
 
     # streams
 
     def _add_stream(
-        self, instance: Instance, place: PlaceCode | None, stream: StreamValue, activity: Activity | None
+        self, instance: Instance, place: PlaceCode | None, stream: StreamValue, activity: PendingActivity | None
     ) -> None:
         """Put a stream into its place, and count its possible readers beforehand, so that it can be released."""
         left = 0
@@ -458,7 +460,7 @@ class Game:
         if not left:
             self._settle([(stream, record)])
 
-    def _hold(self, activity: Activity) -> None:
+    def _hold(self, activity: PendingActivity) -> None:
         """Count a further reader of streams, if it could not be counted when they came."""
         for stream in activity.streams:
             record = self._streams.get(stream)
@@ -502,7 +504,7 @@ class Game:
         action = activity.transition.action
         assert isinstance(action, spec.Call)  # noqa: S101 - only calls make streams
         if record.error is not None and not record.read:
-            self._effects.append(fx.Report(record.error, activity.transition.handled))
+            self._effects.append(fx.ReportError(record.error, activity.transition.handled))
         if action.ended is not None and not record.ended:
             self._produce(instance, action.ended, OPEN)
         self._resolve(instance)
@@ -577,7 +579,7 @@ class Game:
         self._end_loop(control.record, control.next_index, outcome)
         self._resolve(activity.instance)
 
-    def _release_read(self, activity: Activity, read: bool) -> None:
+    def _release_read(self, activity: PendingActivity, read: bool) -> None:
         """Release the streams of an activity; those of a loop are its source, or elements that are streams."""
         streams, activity.streams = activity.streams, ()
         self._release(streams, read)
@@ -655,7 +657,7 @@ class Game:
             values.append(owner.slots[slot])
         action = transition.action
         kind = type(action)
-        activity = Activity(instance, transition)
+        activity = PendingActivity(instance, transition)
         stopped: Any = None
         for i in transition.strict:
             value = values[i]
@@ -676,7 +678,7 @@ class Game:
             self._turn_away(activity)
             self.fail(activity, self.error(activity, error))
 
-    def _turn_away(self, activity: Activity) -> None:
+    def _turn_away(self, activity: PendingActivity) -> None:
         """Count a transition that does not read the streams among its inputs."""
         self._effects.extend(fx.ExpectReaders(stream, -1) for stream in activity.streams)
         self._hold(activity)
@@ -700,26 +702,26 @@ class Game:
                 self._gather_value(instance, action, outcome)
         self._resolve(instance)
 
-    def _call(self, activity: Activity, action: spec.Call, values: list[Any]) -> None:
+    def _call(self, activity: PendingActivity, action: spec.Call, values: list[Any]) -> None:
         args = activity.transition.arguments(values)
         if activity.streams:
             self._hold(activity)
         self._effects.append(fx.Invoke(activity, action, args, values))
 
-    def _emit(self, activity: Activity, action: spec.Emit, values: list[Any]) -> None:
+    def _emit(self, activity: PendingActivity, action: spec.Emit, values: list[Any]) -> None:
         value = activity.transition.formulas["value"](values)
         if activity.streams:
             self._hold(activity)
         self._effects.append(fx.EmitValue(activity, action.point, activity.instance.frame, value))
 
-    def _branch(self, activity: Activity, action: spec.Branch, values: list[Any]) -> None:
+    def _branch(self, activity: PendingActivity, action: spec.Branch, values: list[Any]) -> None:
         holds = bool(_whole(activity, "cond", values, "a condition"))
         instance = activity.instance
         self._produce(instance, action.then, OPEN if holds else SKIPPED)
         self._produce(instance, action.otherwise, SKIPPED if holds else OPEN)
         self._resolve(instance)
 
-    def _iterate(self, activity: Activity, action: spec.Iterate, values: list[Any]) -> None:
+    def _iterate(self, activity: PendingActivity, action: spec.Iterate, values: list[Any]) -> None:
         source = activity.transition.formulas["seq"](values)
         if hasattr(source, "__anext__") or hasattr(source, "__next__"):
             source = Foreign(source)  # its elements may block: the runtime fetches them
@@ -743,13 +745,13 @@ class Game:
             change = fx.MANY if readers is None else elements.count(stream) * readers
             self._effects.append(fx.ExpectReaders(stream, change - 1))
 
-    def _start(self, activity: Activity, index: int, source: Any) -> Control:
+    def _start(self, activity: PendingActivity, index: int, source: Any) -> Control:
         loop = self.program.loops[index]
         record = self._record(activity.instance, loop)
         control = record.control = Control(activity, loop, record, source)
         return control
 
-    def _repeat(self, activity: Activity, action: spec.Repeat, values: list[Any]) -> None:
+    def _repeat(self, activity: PendingActivity, action: spec.Repeat, values: list[Any]) -> None:
         carry = _whole(activity, "carry", values, "the value of a Repeat")
         times = None
         if action.times is not None:
@@ -769,28 +771,28 @@ class Game:
         assert control is not None  # noqa: S101 - a step is where its repeat is driven
         return control
 
-    def _step(self, activity: Activity, action: spec.Step, values: list[Any]) -> None:
+    def _step(self, activity: PendingActivity, action: spec.Step, values: list[Any]) -> None:
         following = _whole(activity, "next", values, "the value of a Repeat")
         last = action.until is not None and bool(activity.transition.formulas["until"](values))
         self._control_of(activity.instance).last = (following, last)
         self._resolve(activity.instance)
 
-    def _lookup(self, activity: Activity, action: spec.Lookup, values: list[Any]) -> None:
+    def _lookup(self, activity: PendingActivity, action: spec.Lookup, values: list[Any]) -> None:
         key = _whole(activity, "key", values, "a cache key")
         self._effects.append(fx.LookUp(activity, key, not action.nested))
 
-    def _answer(self, activity: Activity, answer: Any, gate: Any) -> None:
+    def _answer(self, activity: PendingActivity, answer: Any, gate: Any) -> None:
         action = activity.transition.action
         assert isinstance(action, spec.Lookup)  # noqa: S101 - only lookups are answered
         self._produce(activity.instance, action.found, answer)
         self._produce(activity.instance, action.miss, gate)
         self._resolve(activity.instance)
 
-    def _store(self, activity: Activity, action: spec.Store, values: list[Any]) -> None:
+    def _store(self, activity: PendingActivity, action: spec.Store, values: list[Any]) -> None:
         instance, answer = activity.instance, values[0]
-        if isinstance(answer, Found):
+        if isinstance(answer, CacheHit):
             self._produce(instance, action.output, answer.value)
-        elif isinstance(answer, Miss):
+        elif isinstance(answer, CacheMiss):
             stopped = [v for v in values[1:] if v is SKIPPED or type(v) is Failed]
             try:
                 value = stopped[0] if stopped else _whole(activity, "value", values, "what a cache stores")
@@ -806,7 +808,7 @@ class Game:
             self._produce(instance, action.output, answer)  # skipped or failed
         self._resolve(instance)
 
-    def _gather(self, activity: Activity, action: spec.Gather, values: list[Any]) -> None:
+    def _gather(self, activity: PendingActivity, action: spec.Gather, values: list[Any]) -> None:
         self._gather_value(activity.instance, action, _whole(activity, "value", values, "what collect gathers"))
         self._resolve(activity.instance)
 
@@ -816,16 +818,16 @@ class Game:
             value = failure_data(value.error) if action.errors == "keep" else SKIPPED
         instance.parent.loops[action.loop].gathered[action.collect][instance.frame[-1]] = value
 
-    def _make(self, activity: Activity, action: spec.Make, values: list[Any]) -> None:
+    def _make(self, activity: PendingActivity, action: spec.Make, values: list[Any]) -> None:
         self._produce(activity.instance, action.output, _whole(activity, "value", values, "the value of an If"))
         self._resolve(activity.instance)
 
-    def _choose(self, activity: Activity, action: spec.Choose, values: list[Any]) -> None:
+    def _choose(self, activity: PendingActivity, action: spec.Choose, values: list[Any]) -> None:
         taken = [value for value in values if value is not SKIPPED]
         self._produce(activity.instance, action.output, taken[0] if taken else SKIPPED)
         self._resolve(activity.instance)
 
-    def _quorum(self, activity: Activity, action: spec.Quorum, values: list[Any]) -> None:
+    def _quorum(self, activity: PendingActivity, action: spec.Quorum, values: list[Any]) -> None:
         if any(value is SKIPPED for value in values):
             self._pass(activity.instance, activity.transition, SKIPPED)
             return
@@ -842,14 +844,14 @@ class Game:
         self._produce(activity.instance, action.output, found)
         self._resolve(activity.instance)
 
-    def _await(self, activity: Activity, action: spec.Await, values: list[Any]) -> None:
+    def _await(self, activity: PendingActivity, action: spec.Await, values: list[Any]) -> None:
         seconds = None
         if action.seconds is not None:
             seconds = _whole(activity, "seconds", values, "a number of seconds")
             if not is_number(seconds, most=FINITE):
                 what = "seconds of a Sleep" if action.event is None else "timeout of a Wait"
                 raise TypeError(f"{what} must be a number that is not negative, not {shortened(seconds)}")
-        self._effects.append(fx.Await(activity, action, seconds))
+        self._effects.append(fx.WaitForEvent(activity, action, seconds))
 
 
 _LENIENT: Final = frozenset({spec.Store, spec.Choose, spec.Quorum})
@@ -858,7 +860,7 @@ _LENIENT: Final = frozenset({spec.Store, spec.Choose, spec.Quorum})
 _READERS: Final = frozenset({spec.Call, spec.Emit, spec.Iterate})
 """What can read a stream. All others take whole values, and refuse streams."""
 
-_HANDLERS: Final[dict[type, Callable[[Game, Activity, Any, list[Any]], None]]] = {
+_HANDLERS: Final[dict[type, Callable[[Game, PendingActivity, Any, list[Any]], None]]] = {
     spec.Call: Game._call,  # noqa: SLF001 - same module
     spec.Emit: Game._emit,  # noqa: SLF001
     spec.Branch: Game._branch,  # noqa: SLF001
@@ -875,7 +877,7 @@ _HANDLERS: Final[dict[type, Callable[[Game, Activity, Any, list[Any]], None]]] =
 }
 
 
-def _whole(activity: Activity, formula: str, values: list[Any], what: str) -> Any:
+def _whole(activity: PendingActivity, formula: str, values: list[Any], what: str) -> Any:
     value = activity.transition.formulas[formula](values)
     if isinstance(value, StreamValue):
         raise TypeError(f"{what} cannot be a generator: return a list instead")

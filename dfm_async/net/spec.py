@@ -15,46 +15,46 @@ from dfm_async.model.ids import Location
 from dfm_async.model.policies import RetryPolicy
 
 
-class _Data(msgspec.Struct, frozen=True, tag_field="kind", array_like=False, omit_defaults=True):
+class _NetData(msgspec.Struct, frozen=True, tag_field="kind", array_like=False, omit_defaults=True):
     pass
 
 
 # Formulas: expressions over a transition's inputs.
 
 
-class Const(_Data, frozen=True, tag="const"):
+class NetLiteral(_NetData, frozen=True, tag="const"):
     """A literal, by its index in the net's literals."""
 
     literal: int
 
 
-class Slot(_Data, frozen=True, tag="slot"):
+class Slot(_NetData, frozen=True, tag="slot"):
     """The value of one of the transition's inputs."""
 
     input: int
 
 
-class Field(_Data, frozen=True, tag="field"):
+class Field(_NetData, frozen=True, tag="field"):
     """A field of a value: each step is ``(is_attribute, key)``."""
 
     base: Formula
     path: tuple[tuple[bool, Any], ...]
 
 
-class Build(_Data, frozen=True, tag="build"):
+class Build(_NetData, frozen=True, tag="build"):
     """A list, tuple or set."""
 
     type: Literal["list", "tuple", "set"]
     items: tuple[Formula, ...]
 
 
-class MakeDict(_Data, frozen=True, tag="dict"):
+class MakeDict(_NetData, frozen=True, tag="dict"):
     """A dict."""
 
     entries: tuple[tuple[Formula, Formula], ...]
 
 
-class Compare(_Data, frozen=True, tag="compare"):
+class Compare(_NetData, frozen=True, tag="compare"):
     """``left op right``."""
 
     op: Literal["==", "!=", "<", "<=", ">", ">="]
@@ -62,26 +62,26 @@ class Compare(_Data, frozen=True, tag="compare"):
     right: Formula
 
 
-class Combine(_Data, frozen=True, tag="combine"):
+class Combine(_NetData, frozen=True, tag="combine"):
     """``and`` or ``or`` over terms, from left to right, stopping early."""
 
     op: Literal["and", "or"]
     terms: tuple[Formula, ...]
 
 
-class Not(_Data, frozen=True, tag="not"):
+class Not(_NetData, frozen=True, tag="not"):
     """``not term``."""
 
     term: Formula
 
 
-Formula: TypeAlias = Const | Slot | Field | Build | MakeDict | Compare | Combine | Not
+Formula: TypeAlias = NetLiteral | Slot | Field | Build | MakeDict | Compare | Combine | Not
 
 
 # Actions: what a transition does when it fires.
 
 
-class Call(_Data, frozen=True, kw_only=True, tag="call"):
+class Call(_NetData, frozen=True, kw_only=True, tag="call"):
     """Call an operation; its result goes to ``output``.
 
     Attributes:
@@ -105,14 +105,14 @@ class Call(_Data, frozen=True, kw_only=True, tag="call"):
     within: float | None = None
 
 
-class Emit(_Data, frozen=True, tag="emit"):
+class Emit(_NetData, frozen=True, tag="emit"):
     """Send a value to the application."""
 
     point: int
     value: Formula
 
 
-class Branch(_Data, frozen=True, tag="branch"):
+class Branch(_NetData, frozen=True, tag="branch"):
     """Open one of two gates."""
 
     cond: Formula
@@ -120,14 +120,14 @@ class Branch(_Data, frozen=True, tag="branch"):
     otherwise: int
 
 
-class Iterate(_Data, frozen=True, tag="iterate"):
+class Iterate(_NetData, frozen=True, tag="iterate"):
     """Run a loop over the elements of a sequence."""
 
     loop: int
     seq: Formula
 
 
-class Repeat(_Data, frozen=True, tag="repeat"):
+class Repeat(_NetData, frozen=True, tag="repeat"):
     """Run a loop whose iterations follow each other."""
 
     loop: int
@@ -136,7 +136,7 @@ class Repeat(_Data, frozen=True, tag="repeat"):
     output: int
 
 
-class Step(_Data, frozen=True, tag="step"):
+class Step(_NetData, frozen=True, tag="step"):
     """End one iteration of a repeat, inside its scope: what it passes on, and whether it was the last."""
 
     loop: int
@@ -144,7 +144,7 @@ class Step(_Data, frozen=True, tag="step"):
     until: Formula | None
 
 
-class Lookup(_Data, frozen=True, tag="lookup"):
+class Lookup(_NetData, frozen=True, tag="lookup"):
     """Look for a key in the site's cache."""
 
     key: Formula
@@ -154,14 +154,14 @@ class Lookup(_Data, frozen=True, tag="lookup"):
     """Whether it is inside another cache block: then it must not wait for others, which may wait for that one."""
 
 
-class Store(_Data, frozen=True, tag="store"):
+class Store(_NetData, frozen=True, tag="store"):
     """Join a cache block: the value found, or else the value stored. Its first input is the lookup's answer."""
 
     value: Formula
     output: int
 
 
-class Gather(_Data, frozen=True, tag="gather"):
+class Gather(_NetData, frozen=True, tag="gather"):
     """Keep a value of a loop's body for :attr:`Loop.collects`. ``errors``: what becomes of a failed one."""
 
     loop: int
@@ -170,20 +170,20 @@ class Gather(_Data, frozen=True, tag="gather"):
     errors: Literal["fail", "skip", "keep"] = "fail"
 
 
-class Make(_Data, frozen=True, tag="make"):
+class Make(_NetData, frozen=True, tag="make"):
     """Make a value of an expression."""
 
     value: Formula
     output: int
 
 
-class Choose(_Data, frozen=True, tag="choose"):
+class Choose(_NetData, frozen=True, tag="choose"):
     """Take the value of the branch that ran: that of the only input which was not skipped."""
 
     output: int
 
 
-class Quorum(_Data, frozen=True, tag="quorum"):
+class Quorum(_NetData, frozen=True, tag="quorum"):
     """Make a list of those inputs that have not failed, with their ``sites``; fail if they are too few.
 
     The first inputs are the values, one for each site.
@@ -194,7 +194,7 @@ class Quorum(_Data, frozen=True, tag="quorum"):
     output: int
 
 
-class Await(_Data, frozen=True, kw_only=True, tag="await"):
+class Await(_NetData, frozen=True, kw_only=True, tag="await"):
     """Wait for an event, for a time to be over, or for whichever comes first.
 
     Attributes:
@@ -229,14 +229,14 @@ def formulas_of(action: Action) -> dict[str, Formula]:
     return {name: formula for name in names if (formula := getattr(action, name, None)) is not None}
 
 
-class Input(_Data, frozen=True, tag="input"):
+class Input(_NetData, frozen=True, tag="input"):
     """A place that a transition waits for. ``role``: a value, a gate, or mere order."""
 
     place: int
     role: Literal["data", "gate", "after"] = "data"
 
 
-class Transition(_Data, frozen=True, tag="transition"):
+class Transition(_NetData, frozen=True, tag="transition"):
     """Fires once per frame of its scope, when all its inputs are there.
 
     ``handled``: that it fails is not an error of the job, because everything that needs its value can do without.
@@ -249,7 +249,7 @@ class Transition(_Data, frozen=True, tag="transition"):
     handled: bool = False
 
 
-class Place(_Data, frozen=True, tag="place"):
+class Place(_NetData, frozen=True, tag="place"):
     """A named buffer: one token per frame of its scope. ``routes``: the other locations that get a copy.
 
     ``handled``: as that of the transition which fills it.
@@ -262,7 +262,7 @@ class Place(_Data, frozen=True, tag="place"):
     handled: bool = False
 
 
-class Scope(_Data, frozen=True, tag="scope"):
+class Scope(_NetData, frozen=True, tag="scope"):
     """The pipeline (no parent), or the body of a loop."""
 
     index: int
@@ -270,7 +270,7 @@ class Scope(_Data, frozen=True, tag="scope"):
     loop: int | None
 
 
-class Loop(_Data, frozen=True, kw_only=True, tag="loop"):
+class Loop(_NetData, frozen=True, kw_only=True, tag="loop"):
     """A loop as one location sees it.
 
     Attributes:
@@ -296,7 +296,7 @@ class Loop(_Data, frozen=True, kw_only=True, tag="loop"):
     collects: tuple[int, ...] = ()
 
 
-class ContainedCall(_Data, frozen=True, kw_only=True, tag="contained_call"):
+class ContainedCall(_NetData, frozen=True, kw_only=True, tag="contained_call"):
     """A call of another location, as its caller knows it: what it waits for, and what follows if it fails.
 
     ``reruns``: how many losses of its worker there may be before it is not called again. The rest as in :class:`Call`.
@@ -313,7 +313,7 @@ class ContainedCall(_Data, frozen=True, kw_only=True, tag="contained_call"):
     reruns: int = 0
 
 
-class Contained(_Data, frozen=True, kw_only=True, tag="contained"):
+class Contained(_NetData, frozen=True, kw_only=True, tag="contained"):
     """Another location whose loss is a failure of its calls, and not of the job.
 
     It only has calls whose failures are handled, and exchanges tokens with no other location than this one, its
@@ -332,14 +332,14 @@ class Contained(_Data, frozen=True, kw_only=True, tag="contained"):
     loops: tuple[int, ...] = ()
 
 
-class YieldPoint(_Data, frozen=True, tag="yield_point"):
+class YieldPoint(_NetData, frozen=True, tag="yield_point"):
     """One ``Yield`` of the pipeline: its place and the node whose value it sends."""
 
     place: str
     node: str
 
 
-class Net(_Data, frozen=True, kw_only=True, tag="net"):
+class Net(_NetData, frozen=True, kw_only=True, tag="net"):
     """What one location does of a pipeline."""
 
     location: int

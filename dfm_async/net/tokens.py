@@ -39,13 +39,13 @@ class Failed(msgspec.Struct, frozen=True, eq=False):
     error: ErrorRecord
 
 
-class Found(msgspec.Struct, frozen=True, eq=False):
+class CacheHit(msgspec.Struct, frozen=True, eq=False):
     """The answer of a cache that has the key."""
 
     value: Any
 
 
-class Miss(msgspec.Struct, frozen=True, eq=False):
+class CacheMiss(msgspec.Struct, frozen=True, eq=False):
     """The answer of a cache that does not have a key; ``ticket`` is returned to the cache with the value."""
 
     ticket: Any

@@ -71,9 +71,9 @@ def _with(caller: spec.Net, net: spec.Net, policy: Policy) -> spec.Net:
         action = found.action
         assert isinstance(action, spec.Call)  # noqa: S101 - it has nothing else
         fallback = action.fallback
-        if isinstance(fallback, spec.Const):
+        if isinstance(fallback, spec.NetLiteral):
             literals.append(net.literals[fallback.literal])
-            fallback = spec.Const(len(literals) - 1)
+            fallback = spec.NetLiteral(len(literals) - 1)
         retry = policy(net, action)
         calls.append(
             spec.ContainedCall(

@@ -189,7 +189,7 @@ class PlanCost(msgspec.Struct, frozen=True):
     optimal: bool
 
 
-class Account:
+class PlacementCosts:
     """Reports what a placement costs; ``certain``: it is proven to be optimal."""
 
     def __init__(

@@ -21,7 +21,7 @@ _Side: TypeAlias = tuple[int, bool]
 """A statement, and whether its body sees it."""
 
 
-class Fork:
+class ForkedCalls:
     """The calls of a job before and after the point that a fork begins at.
 
     Args:

@@ -6,7 +6,7 @@ import heapq
 from typing import Final
 
 from dfm_async.planning.estimate import Estimate, estimate
-from dfm_async.planning.work_graph import LARGEST, Edge, WorkGraph
+from dfm_async.planning.work_graph import LARGEST, Dependency, WorkGraph
 
 _EFFORT: Final = 60_000
 """How many pieces of work are estimated again, at least."""
@@ -164,7 +164,7 @@ class _Greedy:
         self.costs[number], self.ways[number] = costs, ways
         return not same
 
-    def _cheapest(self, number: int, option: int, edge: Edge) -> tuple[float, float, int]:
+    def _cheapest(self, number: int, option: int, edge: Dependency) -> tuple[float, float, int]:
         graph = self.graph
         work, source = graph.works[number], graph.works[edge.source]
         here = graph.choices[work.choice].sites[option]

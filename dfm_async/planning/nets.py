@@ -116,7 +116,7 @@ class _NetBuilder(st.StatementVisitor[_At, None]):
             case ex.Constant():
                 literals = self.literals[inputs.location]
                 literals.append(found.value)
-                return spec.Const(len(literals) - 1)
+                return spec.NetLiteral(len(literals) - 1)
             case ex.Advise():
                 raise AssertionError("a pipeline that asks for advice is not executed: prepare refuses it")
             case ex.Ref() | ex.Parameter():

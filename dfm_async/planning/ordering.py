@@ -31,7 +31,7 @@ def followed_calls(found: Structure, streams: Callable[[str], bool]) -> dict[int
             if isinstance(found.spots[node].statement, CallStatement):
                 calls[node] = False
     if calls:
-        order = _Order(found, streams)
+        order = _StatementOrder(found, streams)
         for node in calls:
             calls[node] = order.runs_ahead(node)
     return calls
@@ -46,7 +46,7 @@ def _after(spot: Spot) -> list[int]:
 
 
 @dataclass(slots=True)
-class _Order:
+class _StatementOrder:
     """Who needs whom in a pipeline."""
 
     found: Structure

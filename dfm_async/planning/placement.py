@@ -23,7 +23,7 @@ from dfm_async.language.statements import (
 from dfm_async.model.ids import Location
 from dfm_async.model.pool_size import fewest_workers
 from dfm_async.planning.candidates import Candidates
-from dfm_async.planning.estimate import Account, Alternative, Estimate, NodeCost, PlanCost, estimate
+from dfm_async.planning.estimate import Alternative, Estimate, NodeCost, PlacementCosts, PlanCost, estimate
 from dfm_async.planning.heuristics import greedy, improved
 from dfm_async.planning.profile import Costs
 from dfm_async.planning.search import search
@@ -221,7 +221,7 @@ def place(
     if choosing or costs.links_known or _any_cost(options, costs):
         graph = work_graph_of(found, options, following.roots, costs, homesite)
         best, certain = best_placement(graph)
-        account = Account(graph, best, options, costs, certain)
+        account = PlacementCosts(graph, best, options, costs, certain)
     for key, listed in options.items():
         statement = found.spots[key].statement
         assert isinstance(statement, CallStatement)  # noqa: S101 - only calls have options
@@ -246,7 +246,7 @@ def _any_cost(options: dict[int, list[Option]], costs: Costs) -> bool:
     return any(costs.known(option.site, option.adapter) for listed in options.values() for option in listed)
 
 
-def _why(statement: CallStatement, listed: list[Option], account: Account | None) -> str:
+def _why(statement: CallStatement, listed: list[Option], account: PlacementCosts | None) -> str:
     if isinstance(statement.site, str) and (len(listed) == 1 or account is None):
         return "fixed by the pipeline"
     if len(listed) == 1 or account is None:

@@ -15,7 +15,7 @@ from dfm_async.discovery.advisors import DISCOVER
 from dfm_async.errors import EncodingError, PipelineError, Problem
 from dfm_async.model.ids import Location
 from dfm_async.net import spec
-from dfm_async.net.compiled_net import Program
+from dfm_async.net.compiled_net import CompiledNet
 from dfm_async.planning.estimate import Alternative, NodeCost, PlanCost
 from dfm_async.planning.types import type_of_event
 from dfm_async.wire.codec import Codec
@@ -263,7 +263,7 @@ def _check_parts(plan: Plan) -> None:
         raise ValueError("its nets are not those of its locations")
     for name, net in zip(locations, nets, strict=True):
         try:
-            Program(net)
+            CompiledNet(net)
         except (LookupError, AssertionError, AttributeError) as error:
             raise ValueError(f"the net of '{name}' does not fit together: {error!r}") from error
         emitted = {found.action.point for found in net.transitions if isinstance(found.action, spec.Emit)}

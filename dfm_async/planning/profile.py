@@ -74,7 +74,7 @@ class LinkSamples(msgspec.Struct, kw_only=True):
         return SendCost(fixed_time=time, bandwidth=1 / per_byte if per_byte else None)
 
 
-class _File(msgspec.Struct, forbid_unknown_fields=True):
+class _ProfileFile(msgspec.Struct, forbid_unknown_fields=True):
     format: int
     calls: list[CallSamples]
     links: list[LinkSamples]
@@ -146,7 +146,7 @@ class Profile:
         """
         target = Path(path)
         part = target.with_name(f".{target.name}.{os.getpid()}.part")
-        data = msgspec.json.format(msgspec.json.encode(_File(_FORMAT, self.calls, self.links)), indent=1)
+        data = msgspec.json.format(msgspec.json.encode(_ProfileFile(_FORMAT, self.calls, self.links)), indent=1)
         try:
             part.write_bytes(data + b"\n")
             part.replace(target)
@@ -162,7 +162,7 @@ class Profile:
             ValueError: this is not a profile.
         """
         try:
-            found = msgspec.json.decode(Path(path).read_bytes(), type=_File)
+            found = msgspec.json.decode(Path(path).read_bytes(), type=_ProfileFile)
         except ValueError as error:
             raise ValueError(f"{os.fspath(path)}: not a profile: {error}") from error
         if found.format != _FORMAT:

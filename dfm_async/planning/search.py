@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from operator import itemgetter
 from typing import Final, NamedTuple, TypeAlias, TypeVar
 
-from dfm_async.planning.work_graph import LARGEST, Edge, Work, WorkGraph
+from dfm_async.planning.work_graph import LARGEST, Dependency, Work, WorkGraph
 
 _EFFORT: Final = 60_000
 """How many labels a search visits, at least."""
@@ -63,7 +63,7 @@ _Candidate = TypeVar("_Candidate", _Arrival, _Delivery)
 
 
 @dataclass(slots=True)
-class Found:
+class SearchResult:
     """A placement: the option of each choice. ``proven``: no other is done sooner."""
 
     options: list[int]
@@ -72,7 +72,7 @@ class Found:
 
 
 @dataclass(slots=True)
-class _Branch:
+class _WorkOptions:
     """A piece of shared work whose options are gone through."""
 
     work: int
@@ -99,7 +99,7 @@ class _Search:
         """Whether they all have the same size."""
         self.decided: dict[int, int] = {}
         """The choices that are decided, in the order in which that was done."""
-        self.stack: list[_Branch] = []
+        self.stack: list[_WorkOptions] = []
         self.best = self.goal = float("inf")
         """The least total that is known, and what has to be beaten."""
         self.options: list[int] = []
@@ -107,7 +107,7 @@ class _Search:
         self.dropped = False
         """Whether labels were dropped only because there were too many: then nothing is certain."""
 
-    def run(self) -> Found:
+    def run(self) -> SearchResult:
         """Run the search."""
         count = len(self.graph.works)
         effort = 0
@@ -122,7 +122,7 @@ class _Search:
             if self.looked > effort:
                 break
             at = self._back(blame)
-        return Found(self.options, self.best, at < 0 and not self.dropped)
+        return SearchResult(self.options, self.best, at < 0 and not self.dropped)
 
     def _step(self, at: int) -> bool:
         """Find the labels of one piece of work. False: none of them can beat what is known."""
@@ -150,11 +150,11 @@ class _Search:
                 self.decided.setdefault(work.choice, front[0].option)
         else:
             front.sort(key=lambda x: (-x.end - bound(at, x.option, x.size), -x.effort, -x.option))
-            self.stack.append(_Branch(at, front, len(self.decided)))
+            self.stack.append(_WorkOptions(at, front, len(self.decided)))
             self._take(self.stack[-1])
         return True
 
-    def _take(self, branch: _Branch) -> None:
+    def _take(self, branch: _WorkOptions) -> None:
         label = branch.rest.pop()
         # Its effort is the same for all readers from here on: counted once, it does not decide anything.
         self.fronts[branch.work] = [label._replace(effort=0.0)]
@@ -195,7 +195,7 @@ class _Search:
             found = joined if len(joined) == 1 else self._front(joined)
         return found
 
-    def _deliveries(self, work: Work, option: int, edge: Edge) -> list[_Delivery]:
+    def _deliveries(self, work: Work, option: int, edge: Dependency) -> list[_Delivery]:
         """Return how one input can be brought to an option."""
         graph = self.graph
         labels = self.fronts[edge.source]
@@ -378,6 +378,6 @@ def _together(graph: WorkGraph, works: list[int]) -> bool:
     return len({root(number) for number in works}) == 1
 
 
-def search(graph: WorkGraph) -> Found:
+def search(graph: WorkGraph) -> SearchResult:
     """Find the placement that is done soonest; the best that it comes across, if there are too many."""
     return _Search(graph).run()

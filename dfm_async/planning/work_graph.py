@@ -53,7 +53,7 @@ class Choice:
 
 
 @dataclass(slots=True)
-class Edge:
+class Dependency:
     """A value that one piece of work needs of another.
 
     Attributes:
@@ -84,7 +84,7 @@ class Work:
     key: int | None
     choice: int
     rates: list[Rates]
-    inputs: list[Edge] = field(default_factory=list)
+    inputs: list[Dependency] = field(default_factory=list)
     constant: float = 0.0
 
 
@@ -99,7 +99,7 @@ class WorkGraph:
     """The choice of each call."""
     links: list[list[tuple[float, float]]] = field(default_factory=list)
     """What sending costs from one site to another: seconds, and seconds per byte."""
-    readers: list[list[tuple[int, Edge]]] = field(default_factory=list)
+    readers: list[list[tuple[int, Dependency]]] = field(default_factory=list)
     """Who needs the output of each piece of work."""
 
     def seal(self) -> WorkGraph:
@@ -223,7 +223,7 @@ class _GraphBuilder(st.DefaultVisitor[Spot, None]):
         scope = self.found.scope_of_value(statement.node)
         element = isinstance(self.found.spots[statement.node].statement, st.ForEachStatement)
         share = 1.0 if element else self.counts[self.found.loops[scope - 1]]
-        edge = Edge(self.values[statement.node], share, self.runs[scope], True)
+        edge = Dependency(self.values[statement.node], share, self.runs[scope], True)
         choice = self._choice_of(self.leaders[statement.id])
         rates = [_NOTHING] * len(self._choice_at(context).sites)
         self.values[statement.id] = self._add(Work(statement.id, choice, rates, [edge]))
@@ -244,7 +244,7 @@ class _GraphBuilder(st.DefaultVisitor[Spot, None]):
         for _, expression in expressions:
             for part in (expression,) if isinstance(expression, ex.Constant) else _constants(expression):
                 work.constant += bytes_of(part.value)
-        used: dict[int, Edge] = {}
+        used: dict[int, Dependency] = {}
         for name, expression in expressions:
             for ref in ex.references(expression):
                 edge = self._edge(ref, spot, inside)
@@ -265,18 +265,18 @@ class _GraphBuilder(st.DefaultVisitor[Spot, None]):
         work.inputs = list(used.values())
         return self._add(work)
 
-    def _edge(self, ref: ex.Ref | ex.Parameter, spot: Spot, inside: bool) -> Edge | None:
+    def _edge(self, ref: ex.Ref | ex.Parameter, spot: Spot, inside: bool) -> Dependency | None:
         if isinstance(ref, ex.Parameter):
-            return Edge(self._param(ref.name), 1.0, 1.0, True)
+            return Dependency(self._param(ref.name), 1.0, 1.0, True)
         target = self.found.spots.get(ref.node)
         if target is None or ref.node not in self.values:
             return None  # a problem is reported already
         if self.found.reads_iteration(spot, ref.node, inside):
             share = 1.0 / self.counts[ref.node] if isinstance(target.statement, st.ForEachStatement) else 1.0
-            return Edge(self.entries[ref.node], share, self.runs[self.found.scope_of_loop(ref.node)], True)
-        return Edge(self.values[ref.node], 1.0, self.runs[target.scope], True)
+            return Dependency(self.entries[ref.node], share, self.runs[self.found.scope_of_loop(ref.node)], True)
+        return Dependency(self.values[ref.node], 1.0, self.runs[target.scope], True)
 
-    def _gate(self, spot: Spot, used: dict[int, Edge]) -> Edge | None:
+    def _gate(self, spot: Spot, used: dict[int, Dependency]) -> Dependency | None:
         """Return what a statement of a block waits for, if nothing of the same block is among what it needs."""
         if not spot.path:
             return None
@@ -288,7 +288,7 @@ class _GraphBuilder(st.DefaultVisitor[Spot, None]):
             key = self.graph.works[number].key
             if number == entry or (key is not None and (outer, block) in self.found.spots[key].path):
                 return None
-        return Edge(entry, 0.0, self.runs[spot.scope], False)
+        return Dependency(entry, 0.0, self.runs[spot.scope], False)
 
 
 def _constants(expression: ex.Expression) -> Iterator[ex.Constant]:

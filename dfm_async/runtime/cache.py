@@ -40,7 +40,7 @@ class Ticket(msgspec.Struct, eq=False):
     done: asyncio.Event = msgspec.field(default_factory=asyncio.Event)
 
 
-class _Entry(NamedTuple):
+class _CacheEntry(NamedTuple):
     data: bytes | memoryview
     written: float
 
@@ -58,7 +58,7 @@ class SiteCache:
         self._stored = stored
         self._file_codec = Codec.for_untrusted()
         self._file_keys = Codec.for_untrusted().for_keys()
-        self._values: OrderedDict[bytes, _Entry] = OrderedDict()
+        self._values: OrderedDict[bytes, _CacheEntry] = OrderedDict()
         self._size = 0
         self._tickets: dict[bytes, Ticket] = {}
 
@@ -100,7 +100,7 @@ class SiteCache:
         except EncodingError:
             # A class whose module is not loaded here. No file can make us import one: it is computed once more.
             return False, ticket
-        self._remember(ticket.key, _Entry(data, written))
+        self._remember(ticket.key, _CacheEntry(data, written))
         self.abandon(ticket)
         return True, value
 
@@ -112,7 +112,7 @@ class SiteCache:
         """
         try:
             data = None if self._stored is None else self._for_files(self._stored, ticket, value, node)
-            self._remember(ticket.key, _Entry(self._codec.encode(value) if data is None else data, time.time()))
+            self._remember(ticket.key, _CacheEntry(self._codec.encode(value) if data is None else data, time.time()))
             return data
         finally:
             self.abandon(ticket)
@@ -152,7 +152,7 @@ class SiteCache:
             stored.refused(node, str(error))
             return None
 
-    def _remembered(self, key: bytes) -> _Entry | None:
+    def _remembered(self, key: bytes) -> _CacheEntry | None:
         entry = self._values.get(key)
         if entry is None:
             return None
@@ -163,7 +163,7 @@ class SiteCache:
         self._values.move_to_end(key)
         return entry
 
-    def _remember(self, key: bytes, entry: _Entry) -> None:
+    def _remember(self, key: bytes, entry: _CacheEntry) -> None:
         self._forget(key)
         self._values[key] = entry
         self._size += len(entry.data)

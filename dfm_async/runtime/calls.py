@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 
-class Call:
+class OperationCall:
     """One call of an operation.
 
     ``reads_whole``: streams among its arguments are read before it begins. ``retry``: the policy if there is no other.
@@ -249,7 +249,7 @@ class Call:
             permit.release()
 
 
-def start(job: StreamingJob, call: Call) -> None:
+def start(job: StreamingJob, call: OperationCall) -> None:
     """Start a call. The game of its job gets the outcome, perhaps at once."""
     if job.observer is not None:
         _observe_begin(job, call)
@@ -272,13 +272,13 @@ def start(job: StreamingJob, call: Call) -> None:
         _in_background(job, call, work, context)
 
 
-def context_of(job: JobScope, call: Call) -> OperationContext:
+def context_of(job: JobScope, call: OperationCall) -> OperationContext:
     """Return what the code of a call can know about it."""
     activity = call.activity
     return job.context(call.operation, activity.label, activity.frame, call.attempt, call.seen)
 
 
-def _observe_begin(job: StreamingJob, call: Call) -> None:
+def _observe_begin(job: StreamingJob, call: OperationCall) -> None:
     if job.observer is not None:
         call.seen = job.observer.began(call.activity, call.operation, call.attempt)
         job.observer.given(call.seen, call.callee.adapter.provider, None if call.streams else call.args)
@@ -287,7 +287,7 @@ def _observe_begin(job: StreamingJob, call: Call) -> None:
 # one attempt
 
 
-def work_of(job: JobScope, call: Call) -> Callable[[], Any]:
+def work_of(job: JobScope, call: OperationCall) -> Callable[[], Any]:
     """Return what runs the code of a call."""
     callee, args = call.callee, call.args
     function = callee.bound(job.instance(callee) if callee.per_job else None)
@@ -337,13 +337,15 @@ def _timed(seen: Observation, work: Callable[[], Any]) -> Callable[[], Any]:
     return run
 
 
-def _in_background(job: StreamingJob, call: Call, work: Callable[[], Any], context: contextvars.Context) -> None:
+def _in_background(
+    job: StreamingJob, call: OperationCall, work: Callable[[], Any], context: contextvars.Context
+) -> None:
     remote = _remote(job, call)
     done = (remote or _RemoteCall(job, call)).done
     job.threads.start(call.operation, work, context, done, remote=remote)
 
 
-async def _await(job: StreamingJob, call: Call, work: Callable[[], Any]) -> None:
+async def _await(job: StreamingJob, call: OperationCall, work: Callable[[], Any]) -> None:
     resources = job.resources
     resources.coroutines += 1
     try:
@@ -362,7 +364,7 @@ async def _await(job: StreamingJob, call: Call, work: Callable[[], Any]) -> None
 # several attempts
 
 
-async def _run_attempts(job: StreamingJob, call: Call) -> None:
+async def _run_attempts(job: StreamingJob, call: OperationCall) -> None:
     while True:
         try:
             value = await _attempt(job, call)
@@ -397,7 +399,7 @@ async def _run_attempts(job: StreamingJob, call: Call) -> None:
         return
 
 
-def _abandon(job: StreamingJob, call: Call) -> None:
+def _abandon(job: StreamingJob, call: OperationCall) -> None:
     """Fail a call whose asynchronous code ignores its cancellation. Its task is cancelled once more with the job."""
     if job.stopping:
         return
@@ -411,7 +413,7 @@ def _abandon(job: StreamingJob, call: Call) -> None:
     job.advance()
 
 
-async def _attempt(job: StreamingJob, call: Call) -> Any:
+async def _attempt(job: StreamingJob, call: OperationCall) -> Any:
     if call.reads_whole:
         await call.within_limit(_read_whole(call))
     if call.attempt > 1:
@@ -444,7 +446,7 @@ async def _attempt(job: StreamingJob, call: Call) -> Any:
         resources.coroutines -= 1
 
 
-async def _wait_for_permit(job: StreamingJob, call: Call, limits: CallLimits) -> None:
+async def _wait_for_permit(job: StreamingJob, call: OperationCall, limits: CallLimits) -> None:
     """Wait until the limits of the site let an attempt start.
 
     Raises:
@@ -466,7 +468,7 @@ async def _wait_for_permit(job: StreamingJob, call: Call, limits: CallLimits) ->
 # the end
 
 
-def _returned(job: StreamingJob, call: Call, value: Any) -> None:
+def _returned(job: StreamingJob, call: OperationCall, value: Any) -> None:
     plain = type(value) in PLAIN
     if not plain and inspect.iscoroutine(value):  # a plain function that returns a coroutine
         job.spawn(_await(job, call, lambda: value))
@@ -489,7 +491,7 @@ def _returned(job: StreamingJob, call: Call, value: Any) -> None:
             _record(job, call, call.recording, value)
 
 
-async def recall(job: StreamingJob, call: Call) -> None:
+async def recall(job: StreamingJob, call: OperationCall) -> None:
     """Complete a call with the value that an earlier run of the job has recorded; else start it."""
     recording = call.recording
     assert recording is not None  # noqa: S101 - the caller has checked it
@@ -516,7 +518,7 @@ async def recall(job: StreamingJob, call: Call) -> None:
     job.advance()
 
 
-def _record(job: StreamingJob, call: Call, recording: Recording, value: Any) -> None:
+def _record(job: StreamingJob, call: OperationCall, recording: Recording, value: Any) -> None:
     """Record the value of a call before anything that depends on it begins."""
 
     def done(error: Exception | None) -> None:
@@ -543,7 +545,7 @@ def _allows(retry: RetryPolicy, error: BaseException, attempt: int) -> bool:
     return error.again if isinstance(error, RemoteFailure) else retry.allows(error, attempt)
 
 
-def _raised(job: StreamingJob, call: Call, error: BaseException) -> None:
+def _raised(job: StreamingJob, call: OperationCall, error: BaseException) -> None:
     _observe_end(job, call, error)
     call.close()
     call.release()
@@ -555,7 +557,7 @@ def _raised(job: StreamingJob, call: Call, error: BaseException) -> None:
         job.game.fail(call.activity, job.game.error(call.activity, error, call.attempt, cause_of(error)))
 
 
-def _observe_end(job: StreamingJob, call: Call, error: BaseException) -> None:
+def _observe_end(job: StreamingJob, call: OperationCall, error: BaseException) -> None:
     if job.observer is not None and call.seen is not None:
         job.observer.ended(call.seen, error.record if isinstance(error, RemoteFailure) else error)
         call.seen = None
@@ -569,7 +571,7 @@ class _RemoteCall:
 
     __slots__ = ("_call", "_job", "cost", "operation")
 
-    def __init__(self, job: StreamingJob, call: Call) -> None:
+    def __init__(self, job: StreamingJob, call: OperationCall) -> None:
         self._job = job
         self._call = call
         self.operation = call.operation
@@ -677,14 +679,14 @@ class _RemoteCall:
         return (iter(value) if message.iterated else value), None
 
 
-def _remote(job: StreamingJob, call: Call) -> _RemoteCall | None:
+def _remote(job: StreamingJob, call: OperationCall) -> _RemoteCall | None:
     """Return how a call can run in another worker; None if it cannot."""
     bound = call.permit is not None and bool(call.permit.worker)
     spreads = (call.callee.spreads or bound) and not call.streams and job.resources.spread is not None
     return _RemoteCall(job, call) if spreads else None
 
 
-def _runs_again(job: StreamingJob, call: Call, error: BaseException) -> bool:
+def _runs_again(job: StreamingJob, call: OperationCall, error: BaseException) -> bool:
     """Return whether a call runs again that was lost with the worker that it ran in."""
     if error is not call.lost or call.reruns < 1 or job.stopping:
         return False
@@ -696,7 +698,7 @@ def _runs_again(job: StreamingJob, call: Call, error: BaseException) -> bool:
 # streams among the arguments
 
 
-def _with_readers(job: JobScope, call: Call) -> dict[str, Any]:
+def _with_readers(job: JobScope, call: OperationCall) -> dict[str, Any]:
     """Replace streams by readers; they are closed when the call has ended."""
     seen: set[Stream] = set()
     in_thread = call.callee.kind in (CodeKind.SYNC, CodeKind.GENERATOR)
@@ -712,7 +714,7 @@ def _with_readers(job: JobScope, call: Call) -> dict[str, Any]:
     return {name: _replace_streams(value, read) for name, value in call.args.items()}
 
 
-async def _read_whole(call: Call) -> None:
+async def _read_whole(call: OperationCall) -> None:
     """Read streams to their end: for parameters that are declared as lists; for a program, wherever they occur."""
     args, callee = call.args, call.callee
     names = [name for name in args if callee.external or (name in callee.whole and isinstance(args[name], Stream))]

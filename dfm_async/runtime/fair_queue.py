@@ -23,7 +23,7 @@ class JobCalls(Generic[T]):
         """Whether the job is among those that take turns."""
 
 
-class _Level(Generic[T]):
+class _PriorityLevel(Generic[T]):
     """The jobs of one priority that have calls waiting."""
 
     def __init__(self, served: int) -> None:
@@ -39,7 +39,7 @@ class FairQueue(Generic[T]):
     """
 
     def __init__(self) -> None:
-        self._levels: dict[int, _Level[T]] = {}
+        self._levels: dict[int, _PriorityLevel[T]] = {}
         self._served = 0
         self._lock = threading.Lock()
 
@@ -51,7 +51,7 @@ class FairQueue(Generic[T]):
                 job.listed = True
                 level = self._levels.get(job.priority)
                 if level is None:
-                    level = self._levels[job.priority] = _Level(self._served)
+                    level = self._levels[job.priority] = _PriorityLevel(self._served)
                 level.jobs.append(job)
 
     def take(self) -> T | None:

@@ -28,7 +28,7 @@ from dfm_async.telemetry.recorder import UserSpan
 T = TypeVar("T")
 
 
-class Owner(Protocol):
+class ObjectOwner(Protocol):
     """The job that objects belong to."""
 
     resources: SiteResources
@@ -51,7 +51,7 @@ class JobObjects:
         on_closed: is called with the job when all objects are closed.
     """
 
-    def __init__(self, job: Owner, on_built: Callable[[Any], None], on_closed: Callable[[Any], None]) -> None:
+    def __init__(self, job: ObjectOwner, on_built: Callable[[Any], None], on_closed: Callable[[Any], None]) -> None:
         self._job = job
         self._on_built = on_built
         self._on_closed = on_closed
@@ -255,7 +255,7 @@ def _key(adapter: Adapter) -> Hashable:
 class _Services:
     """What the site object of one job uses of its site."""
 
-    def __init__(self, job: Owner) -> None:
+    def __init__(self, job: ObjectOwner) -> None:
         self._job = job
 
     def secret(self, key: str) -> Any:

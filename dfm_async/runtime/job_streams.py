@@ -18,8 +18,8 @@ from dfm_async.model.events import ErrorRecord
 from dfm_async.model.ids import Frame
 from dfm_async.net import effects as fx
 from dfm_async.net import spec
-from dfm_async.net.compiled_net import Program
-from dfm_async.net.game import Activity, Control, Game
+from dfm_async.net.compiled_net import CompiledNet
+from dfm_async.net.game import Control, Game, PendingActivity
 from dfm_async.net.tokens import Foreign, StreamValue
 from dfm_async.runtime import context as _context
 from dfm_async.runtime.observer import Observation
@@ -50,7 +50,7 @@ class StreamingJob(HomeScope):
     __slots__ = ("_streams", "game", "program")
 
     game: Game
-    program: Program
+    program: CompiledNet
     _streams: JobStreams | None
 
     @property
@@ -93,7 +93,7 @@ class JobStreams:
     def of_iterator(
         self,
         iterator: Any,
-        activity: Activity,
+        activity: PendingActivity,
         readers: int | None,
         seen: Observation | None = None,
         remote: RemoteGenerator | None = None,
@@ -124,7 +124,7 @@ class JobStreams:
         return self._add(activity.label, source, readers, activity)
 
     def _add(
-        self, label: str, source: Source, readers: int | None, activity: Activity | None, frame: Frame = ()
+        self, label: str, source: Source, readers: int | None, activity: PendingActivity | None, frame: Frame = ()
     ) -> Stream:
         game = self._job.game
 
@@ -139,7 +139,7 @@ class JobStreams:
 
     def returned(
         self,
-        activity: Activity,
+        activity: PendingActivity,
         iterator: Any,
         seen: Observation | None,
         release: Callable[[], None],
@@ -157,13 +157,13 @@ class JobStreams:
         stream.on_end = functools.partial(self._ended, stream, seen, release, left)
         self._job.game.complete(activity, stream)
 
-    def recalled(self, activity: Activity, recording: Recording) -> None:
+    def recalled(self, activity: PendingActivity, recording: Recording) -> None:
         """Complete a call whose elements are all recorded: its readers get a stream of them."""
         stream = self._add(activity.label, RecordedSource(recording, None), self._readers(activity), activity)
         stream.on_end = functools.partial(self._ended, stream, None, _nothing, None)
         self._job.game.complete(activity, stream)
 
-    def _readers(self, activity: Activity) -> int | None:
+    def _readers(self, activity: PendingActivity) -> int | None:
         """Return how many readers the elements of a call have; None if that is not known."""
         action = activity.transition.action
         assert isinstance(action, spec.Call)  # noqa: S101 - only calls return
@@ -299,7 +299,7 @@ class JobStreams:
 
     # read at other locations
 
-    def export(self, effect: fx.Send, stream: Stream) -> None:
+    def export(self, effect: fx.SendToken, stream: Stream) -> None:
         """Let other locations read a stream."""
         for route in effect.routes:
             stream_id = self._next_id

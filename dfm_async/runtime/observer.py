@@ -12,7 +12,7 @@ from dfm_async.base.signals import Throttle
 from dfm_async.errors import EncodingError
 from dfm_async.model.events import ErrorRecord
 from dfm_async.model.ids import Frame
-from dfm_async.net.game import Activity
+from dfm_async.net.game import PendingActivity
 from dfm_async.runtime.shared_resources import SiteResources
 from dfm_async.telemetry.recorder import Failure, Recorder, TracedCall, failure_of
 from dfm_async.wire import messages as msg
@@ -68,7 +68,7 @@ class CallObserver:
         self._counter = _CallCounter(resources, start.job, start.at) if start.spec.watch else None
         self._recorder = recorder
 
-    def began(self, activity: Activity, operation: str, attempt: int) -> Observation:
+    def began(self, activity: PendingActivity, operation: str, attempt: int) -> Observation:
         """Note that an attempt begins."""
         node, frame, trace = activity.label, activity.frame, None
         if self._recorder is not None:

@@ -350,7 +350,7 @@ class Outbox:
         self._routes[location] = address
         self._absent = {*self._absent} - {location}
 
-    def restore(self, effect: fx.Restore) -> None:
+    def restore(self, effect: fx.RestoreLocation) -> None:
         """Describe to the new worker of a location where to begin."""
         to = effect.location
         self.send(to, msg.RestoreJob(self._number, to, effect.done, effect.instances, *self._sender(to)))
@@ -401,5 +401,5 @@ class Outbox:
         self._byte_credits += self._charged - (len(payload) if type(payload) is bytes else size_of(payload))
         self._charged = 0
         origin = None if self._recorder is None else self._recorder.origin()
-        self._resources.report(msg.Results(self._number, self._at, self._runs, payload, frames, origin))
+        self._resources.report(msg.ResultBatch(self._number, self._at, self._runs, payload, frames, origin))
         self._runs, self._values = [], []

@@ -25,7 +25,7 @@ from dfm_async.model.call_limits import CallLimits, SiteCapacity
 from dfm_async.model.ids import OperationKey
 from dfm_async.model.stats import LimitStats
 from dfm_async.runtime.callees import Callee
-from dfm_async.runtime.site_limits import Grant, SiteLimits
+from dfm_async.runtime.site_limits import AllowedCall, SiteLimits
 from dfm_async.wire import messages as msg
 
 _KEYS: Final = (str, bytes, int, float, type(None), enum.Enum, uuid.UUID, datetime.date, datetime.datetime)
@@ -220,7 +220,7 @@ class SitePermits:
             if not calls:
                 del self._clients[client]
 
-    def _carry_out(self, granted: list[Grant[tuple[Hashable, int]]]) -> None:
+    def _carry_out(self, granted: list[AllowedCall[tuple[Hashable, int]]]) -> None:
         for grant in granted:
             client, number = grant.call
             answer = self._clients.get(client, {}).get(number)

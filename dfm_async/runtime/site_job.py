@@ -12,9 +12,9 @@ from dfm_async.model.events import ErrorRecord, FailureHandled
 from dfm_async.model.ids import Frame
 from dfm_async.model.json_data import read_json
 from dfm_async.net import effects as fx
-from dfm_async.net.compiled_net import Program
+from dfm_async.net.compiled_net import CompiledNet
 from dfm_async.net.containment import ContainingGame, RestoredGame, game_of
-from dfm_async.net.game import Activity
+from dfm_async.net.game import PendingActivity
 from dfm_async.net.tokens import OPEN, SKIPPED, Failed
 from dfm_async.runtime import calls
 from dfm_async.runtime.cache import Ticket
@@ -58,7 +58,7 @@ class SiteJob(StreamingJob):
         resources: SiteResources,
         host: JobHost,
         start: msg.StartJob,
-        program: Program,
+        program: CompiledNet,
         operations: frozenset[str] | None,
     ) -> None:
         super().__init__(resources, host, start, operations)
@@ -80,7 +80,7 @@ class SiteJob(StreamingJob):
             self.arrived(start.origin, start.count, start.payload)
         self._blocked: deque[fx.EmitValue] | None = None
         self._tickets: set[Ticket] | None = None
-        self._waiting: dict[tuple[str, Frame], fx.Await] | None = None
+        self._waiting: dict[tuple[str, Frame], fx.WaitForEvent] | None = None
         """The statements that wait for an event, or a time."""
         self._last = False
         self._results = resources.stored_codec if start.spec.stored else resources.codec
@@ -397,7 +397,7 @@ class SiteJob(StreamingJob):
 
     # tokens
 
-    def _send(self, effect: fx.Send) -> None:
+    def _send(self, effect: fx.SendToken) -> None:
         value = effect.value
         state, packed = States.VALUE, value
         if value is SKIPPED:
@@ -451,7 +451,7 @@ class SiteJob(StreamingJob):
         else:
             self.spawn(self._write(activity, effect.ticket, data))
 
-    async def _write(self, activity: Activity, ticket: Ticket, data: bytes) -> None:
+    async def _write(self, activity: PendingActivity, ticket: Ticket, data: bytes) -> None:
         await self.resources.cache.write(ticket, data, activity.label)
         self.game.complete(activity)
         self.advance()
@@ -466,7 +466,7 @@ class SiteJob(StreamingJob):
 
     # events and times
 
-    def _await(self, effect: fx.Await) -> None:
+    def _await(self, effect: fx.WaitForEvent) -> None:
         activity = effect.activity
         if self._waiting is None:
             self._waiting = {}
@@ -515,7 +515,7 @@ class SiteJob(StreamingJob):
         except (LookupError, PermissionError) as error:
             self.game.fail(effect.activity, self.game.error(effect.activity, error))
             return
-        call = calls.Call(callee, effect, self._reruns, self._retry)
+        call = calls.OperationCall(callee, effect, self._reruns, self._retry)
         if self._checkpoints is not None and (self._checkpoints_all or callee.checkpoint):
             activity, codec = effect.activity, self.resources.stored_codec
             call.recording = Recording(self._checkpoints, codec, activity.label, activity.frame)
@@ -575,20 +575,20 @@ _HANDLERS: Final[dict[type, Callable[[SiteJob, Any], object]]] = {
     fx.Invoke: SiteJob._invoke,  # noqa: SLF001 - same module
     fx.EmitValue: SiteJob._emit,  # noqa: SLF001 - same module
     fx.EmitFailed: lambda job, effect: job.outbox.yield_failed(effect.point, effect.frame, effect.error),
-    fx.Report: lambda job, effect: job.report(effect.error, effect.handled),
-    fx.Send: SiteJob._send,  # noqa: SLF001
+    fx.ReportError: lambda job, effect: job.report(effect.error, effect.handled),
+    fx.SendToken: SiteJob._send,  # noqa: SLF001
     fx.SendLoopEnd: lambda job, effect: job.outbox.loop_ended(effect),
     fx.SendElementDone: lambda job, effect: job.outbox.element_done(effect),
     fx.FrameDone: SiteJob._frame_done,  # noqa: SLF001
     fx.Pull: lambda job, effect: job.streams.pull(effect),
     fx.LookUp: lambda job, effect: job.spawn(job._query_cache(effect)),  # noqa: SLF001
     fx.Keep: SiteJob._keep,  # noqa: SLF001
-    fx.Await: SiteJob._await,  # noqa: SLF001
+    fx.WaitForEvent: SiteJob._await,  # noqa: SLF001
     fx.Abandon: lambda job, effect: job._give_back(effect.ticket),  # noqa: SLF001
     fx.CloseStream: lambda job, effect: job.streams.close(effect.stream, effect.read),
     fx.RunStream: lambda job, effect: job.streams.run(effect.stream, effect.unread),
     fx.StartClock: SiteJob._start_clock,  # noqa: SLF001
     fx.NotContained: lambda job, effect: job.outbox.report(msg.LossNotContained(job.number, job.at, effect.location)),
-    fx.Restore: lambda job, effect: job.outbox.restore(effect),
+    fx.RestoreLocation: lambda job, effect: job.outbox.restore(effect),
     fx.ExpectReaders: lambda _job, effect: effect.stream.expect(effect.change),
 }

@@ -23,7 +23,7 @@ _RECENT: Final = 16
 """The number of sets of GPUs that are remembered, so that calls get a set again that was used before."""
 
 
-class Grant(msgspec.Struct, Generic[C], frozen=True):
+class AllowedCall(msgspec.Struct, Generic[C], frozen=True):
     """A call may start.
 
     Attributes:
@@ -155,7 +155,7 @@ class SiteLimits(Generic[C]):
 
     # events
 
-    def resize(self, capacity: SiteCapacity, now: float) -> list[Grant[C]]:
+    def resize(self, capacity: SiteCapacity, now: float) -> list[AllowedCall[C]]:
         """Change what the site has."""
         in_use = {index for held in self._held.values() for index in held.gpus}
         self._capacity = capacity
@@ -164,7 +164,7 @@ class SiteLimits(Generic[C]):
 
     def request(
         self, call: C, job: Hashable, priority: int, operation: str, key: str, limits: CallLimits, now: float
-    ) -> list[Grant[C]]:
+    ) -> list[AllowedCall[C]]:
         """Add a call of a job.
 
         Raises:
@@ -184,7 +184,7 @@ class SiteLimits(Generic[C]):
         waiting.delayed = True
         return granted
 
-    def leave(self, call: C, now: float) -> list[Grant[C]]:
+    def leave(self, call: C, now: float) -> list[AllowedCall[C]]:
         """Note that a call has ended, or waits no longer."""
         waiting = self._waiting.pop(call, None)
         if waiting is not None:
@@ -201,7 +201,7 @@ class SiteLimits(Generic[C]):
             self._recent = [held.gpus, *(gpus for gpus in self._recent if gpus != held.gpus)][:_RECENT]
         return self._settle((held.group,), now)
 
-    def tick(self, now: float) -> list[Grant[C]]:
+    def tick(self, now: float) -> list[AllowedCall[C]]:
         """Look again: the time that :attr:`due` has returned has come."""
         return self._settle((), now)
 
@@ -257,7 +257,7 @@ class SiteLimits(Generic[C]):
 
     # decisions
 
-    def _settle(self, changed: Iterable[_Group[C]], now: float) -> list[Grant[C]]:
+    def _settle(self, changed: Iterable[_Group[C]], now: float) -> list[AllowedCall[C]]:
         """Grant what can start, after groups have changed or time has passed."""
         candidates = dict.fromkeys(changed)
         while self._timed and self._timed[0][0] <= now:
@@ -266,7 +266,7 @@ class SiteLimits(Generic[C]):
             candidates[group] = None
         for group in candidates:
             self._choose_head(group, now)
-        granted: list[Grant[C]] = []
+        granted: list[AllowedCall[C]] = []
         if self._short:
             granted = self._share(now)
         for group in candidates:
@@ -292,9 +292,9 @@ class SiteLimits(Generic[C]):
             group.since = next(self._count)
         self._short[group] = None
 
-    def _share(self, now: float) -> list[Grant[C]]:
+    def _share(self, now: float) -> list[AllowedCall[C]]:
         """Give shared resources to the heads of groups, in their order."""
-        granted: list[Grant[C]] = []
+        granted: list[AllowedCall[C]] = []
         free = {name: (getattr(self._capacity, name) or 0) - self._used[name] for name in SHARED}
         order = [(group.since, group) for group in self._short]
         heapq.heapify(order)  # the number of each is different
@@ -315,7 +315,7 @@ class SiteLimits(Generic[C]):
                 heapq.heappush(order, (group.since, group))
         return granted
 
-    def _grant(self, group: _Group[C], head: _Waiting[C], now: float) -> Grant[C]:
+    def _grant(self, group: _Group[C], head: _Waiting[C], now: float) -> AllowedCall[C]:
         group.head = None
         group.waiting -= 1
         group.started(now)
@@ -325,7 +325,7 @@ class SiteLimits(Generic[C]):
         for name in SHARED:
             self._used[name] += getattr(group.limits, name)
         self._held[head.call] = _Held(group, group.limits, gpus)
-        return Grant(head.call, gpus, group.blocked if head.delayed else "")
+        return AllowedCall(head.call, gpus, group.blocked if head.delayed else "")
 
     def _choose_gpus(self, count: int) -> tuple[int, ...]:
         """Return free GPUs: a set that was used before, if there is one, because a process may be ready for it."""

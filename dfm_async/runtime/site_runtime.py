@@ -15,7 +15,7 @@ from dfm_async.errors import DfmError
 from dfm_async.model.resources import SiteConfig
 from dfm_async.net import spec
 from dfm_async.net.checking import check_net
-from dfm_async.net.compiled_net import Program
+from dfm_async.net.compiled_net import CompiledNet
 from dfm_async.runtime.callees import OperationTable
 from dfm_async.runtime.guests import Guests
 from dfm_async.runtime.job_objects import JobObjects
@@ -63,7 +63,7 @@ def decode_net(data: bytes, codec: Codec) -> spec.Net:
 class _Announced(msgspec.Struct):
     """A job that will begin: its net, and the messages that other sites have sent for it."""
 
-    program: Program | Exception
+    program: CompiledNet | Exception
     operations: frozenset[str]
     early: list[msg.Message] = []
     size: int = 0
@@ -95,7 +95,7 @@ class SiteRuntime:
         self._report = resources.report
         self._flush_channels = flush
         self._on_busy = on_busy
-        self._programs: BoundedDict[tuple[str, int], Program | Exception] = BoundedDict(PROGRAMS_KEPT)
+        self._programs: BoundedDict[tuple[str, int], CompiledNet | Exception] = BoundedDict(PROGRAMS_KEPT)
         self._jobs: dict[tuple[int, int], SiteJob] = {}
         self._stopping: dict[tuple[int, int], SiteJob] = {}
         self._holding: set[SiteJob] = set()
@@ -161,7 +161,7 @@ class SiteRuntime:
 
     def _take_net(self, message: msg.SendNet) -> None:
         try:
-            program: Program | Exception = Program(decode_net(message.net, self.resources.codec))
+            program: CompiledNet | Exception = CompiledNet(decode_net(message.net, self.resources.codec))
         except Exception as error:  # noqa: BLE001 - a literal that cannot be decoded here: reported when a job needs it
             program = error
         self._programs[message.plan, message.at] = program
@@ -195,9 +195,9 @@ class SiteRuntime:
     def add_program(self, plan: str, at: int, net: spec.Net) -> None:
         """Add a net without a message."""
         if (plan, at) not in self._programs:
-            self._programs[plan, at] = Program(net)
+            self._programs[plan, at] = CompiledNet(net)
 
-    def _program(self, plan: str, at: int) -> Program | Exception:
+    def _program(self, plan: str, at: int) -> CompiledNet | Exception:
         return self._programs.get((plan, at)) or LookupError(f"net {at} of plan {plan} is not known here")
 
     def _start(self, message: msg.StartJob) -> None:

@@ -46,7 +46,7 @@ class SiteReply(ValueOrError[V]):
         return f"{text[:-1]}, late=True)" if self.late else text
 
 
-class _Pending:
+class _PendingCall:
     """One call that has not been replied to. It belongs to the round that gets the reply."""
 
     __slots__ = ("round", "site", "task")
@@ -87,7 +87,7 @@ class Round:
         self.changed = Signal()
         self.refused: DfmError | None = None
         """Why the call is not possible at any site."""
-        self.pending: dict[_Pending, bool] = {}
+        self.pending: dict[_PendingCall, bool] = {}
         """The calls in flight, and whether each is of an earlier round."""
         self.over = False
         """Whether nobody reads further replies."""
@@ -97,7 +97,7 @@ class Round:
         busy = {pending.site for pending in self.pending}
         for site, ask in asked.items():
             if site not in busy:
-                pending = _Pending(site, self)
+                pending = _PendingCall(site, self)
                 self.pending[pending] = False
                 pending.task = spawn(pending.run(ask))
 
@@ -112,14 +112,14 @@ class Round:
         earlier.replies.clear()
         earlier.pending.clear()
 
-    def add(self, pending: _Pending, reply: SiteReply[Any]) -> None:
+    def add(self, pending: _PendingCall, reply: SiteReply[Any]) -> None:
         """Take the reply of a site, unless the round does not wait for it any longer."""
         late = self.pending.pop(pending, None)
         if late is not None:
             reply.late = late
             self.replies.append(reply)
 
-    def refuse(self, pending: _Pending, error: DfmError) -> None:
+    def refuse(self, pending: _PendingCall, error: DfmError) -> None:
         """Note that the call is not possible."""
         self.pending.pop(pending, None)
         self.refused = error

@@ -43,13 +43,13 @@ _LONGEST_PAUSE: Final = 5.0
 """The number of seconds until the requests are read again after an error, at first and at most."""
 
 
-class SendParams(msgspec.Struct, frozen=True, tag="params"):
+class ParamsRequest(msgspec.Struct, frozen=True, tag="params"):
     """Add parameter sets, encoded as in the store."""
 
     rows: list[bytes]
 
 
-class SendEvent(msgspec.Struct, frozen=True, tag="event"):
+class EventRequest(msgspec.Struct, frozen=True, tag="event"):
     """Send an event, with a value as JSON, to a parameter set; None: to the only one."""
 
     name: str
@@ -57,34 +57,34 @@ class SendEvent(msgspec.Struct, frozen=True, tag="event"):
     frame: int | None = None
 
 
-class StopInput(msgspec.Struct, frozen=True, tag="stop"):
+class StopInputRequest(msgspec.Struct, frozen=True, tag="stop"):
     """Take no further parameter set."""
 
 
-class Cancel(msgspec.Struct, frozen=True, tag="cancel"):
+class CancelRequest(msgspec.Struct, frozen=True, tag="cancel"):
     """Cancel the job."""
 
     reason: str
     grace: float
 
 
-class Done(msgspec.Struct, frozen=True, tag="done"):
+class RequestDone(msgspec.Struct, frozen=True, tag="done"):
     """The request was carried out; ``outcomes``: how each location stopped."""
 
     outcomes: dict[str, str] = {}
 
 
-class Refused(msgspec.Struct, frozen=True, tag="refused"):
+class RequestRefused(msgspec.Struct, frozen=True, tag="refused"):
     """The request was not carried out, because of these problems; ``full``: an event would be taken later."""
 
     problems: list[str]
     full: bool = False
 
 
-Steer: TypeAlias = SendParams | SendEvent | StopInput | Cancel
+Steer: TypeAlias = ParamsRequest | EventRequest | StopInputRequest | CancelRequest
 _encode: Final = msgspec.msgpack.Encoder().encode
 _request: Final = msgspec.msgpack.Decoder(Steer)
-_answer: Final = msgspec.msgpack.Decoder(Done | Refused)
+_answer: Final = msgspec.msgpack.Decoder(RequestDone | RequestRefused)
 _CLOSED: Final = "the job takes no further parameter sets: its input was stopped, or it has ended"
 
 
@@ -104,8 +104,8 @@ class RemoteSteering:
             ParameterError: the job takes no more, or they do not fit.
             JobInterrupted: the owner has died before it took the sets. They are not taken.
         """
-        answer = await self._ask(job_id, SendParams(list(rows)), _MOST)
-        if not isinstance(answer, Done):
+        answer = await self._ask(job_id, ParamsRequest(list(rows)), _MOST)
+        if not isinstance(answer, RequestDone):
             raise ParameterError([_CLOSED] if answer is None else answer.problems)
 
     async def send_event(self, job_id: str, name: str, value: str, frame: int | None) -> None:
@@ -116,10 +116,10 @@ class RemoteSteering:
             EventsFull: the set would take it later.
             JobInterrupted: the owner has died before it took the event. It is not sent.
         """
-        answer = await self._ask(job_id, SendEvent(name, value, frame), _MOST)
-        if not isinstance(answer, Done):
+        answer = await self._ask(job_id, EventRequest(name, value, frame), _MOST)
+        if not isinstance(answer, RequestDone):
             ended = f"job {job_id} takes no event {name!r}: it has ended"
-            refused = Refused([ended]) if answer is None else answer
+            refused = RequestRefused([ended]) if answer is None else answer
             raise (EventsFull if refused.full else ParameterError)(refused.problems)
 
     async def stop(self, job_id: str) -> None:
@@ -128,7 +128,7 @@ class RemoteSteering:
         Raises:
             JobInterrupted: the owner has died before it noted that.
         """
-        await self._ask(job_id, StopInput(), _MOST)
+        await self._ask(job_id, StopInputRequest(), _MOST)
 
     async def cancel(self, job_id: str, reason: str, grace: float) -> dict[str, str]:
         """Cancel a job; return how each location stopped when nothing of the job runs any longer.
@@ -136,15 +136,15 @@ class RemoteSteering:
         Raises:
             JobInterrupted: the owner has died. The job is not cancelled.
         """
-        answer = await self._ask(job_id, Cancel(reason, grace), _MOST_CANCELS)
-        return dict(answer.outcomes) if isinstance(answer, Done) else {}
+        answer = await self._ask(job_id, CancelRequest(reason, grace), _MOST_CANCELS)
+        return dict(answer.outcomes) if isinstance(answer, RequestDone) else {}
 
-    async def _ask(self, job_id: str, request: Steer, limit: int) -> Done | Refused | None:
+    async def _ask(self, job_id: str, request: Steer, limit: int) -> RequestDone | RequestRefused | None:
         """Return the answer of the process that runs a job; None if the job has ended."""
         store, data = self._store, _encode(request)
         number: int | None = None
         # One that cancels is carried out even if nobody waits for it any longer.
-        left = isinstance(request, Cancel)
+        left = isinstance(request, CancelRequest)
         try:
             while True:
                 found = await store.find(job_id)
@@ -243,9 +243,9 @@ class OwnedJobs:
         try:
             wanted = _request.decode(request.data)
         except ValueError as error:
-            self._answer(request, Refused([f"the request cannot be read ({error})"]))
+            self._answer(request, RequestRefused([f"the request cannot be read ({error})"]))
             return
-        if isinstance(wanted, Cancel):
+        if isinstance(wanted, CancelRequest):
             self._spawn(self._guarded(request, self._cancel(request, wanted, coordinator)))
             return
         queue = self._queues.get(request.job_id)
@@ -273,25 +273,25 @@ class OwnedJobs:
     async def _carry_out(self, request: Request, coordinator: JobControl) -> None:
         wanted = _request.decode(request.data)
         rows = []
-        if isinstance(wanted, SendParams):
+        if isinstance(wanted, ParamsRequest):
             try:
                 rows = self._params.pack(coordinator.plan, [self._codec.loads(row) for row in wanted.rows])
             except ParameterError as error:
-                self._answer(request, Refused(list(error.problems)))
+                self._answer(request, RequestRefused(list(error.problems)))
                 return
             except EncodingError as error:
-                self._answer(request, Refused([f"the parameter sets cannot be read ({error})"]))
+                self._answer(request, RequestRefused([f"the parameter sets cannot be read ({error})"]))
                 return
             await coordinator.room()
         if not await self._store.take_request(request):
             return
         # From here on without waiting: the answer is in the same commit as the effect.
-        if isinstance(wanted, SendParams):
+        if isinstance(wanted, ParamsRequest):
             if not coordinator.accepts:
                 self._refuse(request, coordinator.refusal(_CLOSED))
                 return
             coordinator.add(rows)
-        elif isinstance(wanted, SendEvent):
+        elif isinstance(wanted, EventRequest):
             try:
                 await coordinator.send_event(wanted.name, wanted.value, wanted.frame)  # does not wait: it runs here
             except (ParameterError, JobInterrupted) as error:
@@ -301,23 +301,23 @@ class OwnedJobs:
                 coordinator.record.journal.flush()  # the event is in the store before the answer
         else:
             coordinator.stop()
-        self._answer(request, Done())
+        self._answer(request, RequestDone())
 
-    async def _cancel(self, request: Request, wanted: Cancel, coordinator: JobControl) -> None:
+    async def _cancel(self, request: Request, wanted: CancelRequest, coordinator: JobControl) -> None:
         if not await self._store.take_request(request):
             return
         if coordinator.record.decided.terminal:
-            self._answer(request, Done())
+            self._answer(request, RequestDone())
             return
-        coordinator.on_end(lambda ended: self._answer(request, Done(ended.outcomes)))
+        coordinator.on_end(lambda ended: self._answer(request, RequestDone(ended.outcomes)))
         coordinator.halt(JobStatus.ABORTED, wanted.reason, wanted.grace)
         coordinator.shorten(wanted.grace)
 
     def _refuse(self, request: Request, error: DfmError) -> None:
         """Answer a request that a job does not take. If the job is interrupted, its sender is notified of that."""
         if isinstance(error, ParameterError):
-            self._answer(request, Refused(list(error.problems), isinstance(error, EventsFull)))
+            self._answer(request, RequestRefused(list(error.problems), isinstance(error, EventsFull)))
 
-    def _answer(self, request: Request, answer: Done | Refused) -> None:
+    def _answer(self, request: Request, answer: RequestDone | RequestRefused) -> None:
         with contextlib.suppress(StoreError):  # it is closed: the job is interrupted
             self._store.answer(request, _encode(answer))

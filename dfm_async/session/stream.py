@@ -56,7 +56,7 @@ class ClosableIterator:
             raise TypeError(f"{_article(self)} is an iterator and cannot be awaited: write {_LOOP}")
 
 
-class _Stream(ClosableIterator):
+class _LogStream(ClosableIterator):
     """Attaches to the log with the first item."""
 
     _data_only = _skips = False
@@ -90,7 +90,7 @@ class _Stream(ClosableIterator):
             loop.call_soon_threadsafe(reader.close)
 
 
-class EventStream(_Stream):
+class EventStream(_LogStream):
     """All events of a job, in order. Ends when the job's log has ended."""
 
     async def __anext__(self) -> Event:
@@ -105,7 +105,7 @@ class EventStream(_Stream):
         return event
 
 
-class ResultStream(_Stream, Generic[Item_co]):
+class ResultStream(_LogStream, Generic[Item_co]):
     """The results of a job, of one place or of all.
 
     With ``errors="raise"`` it yields all good results and then raises, if the job failed; with ``errors="yield"`` it
@@ -128,7 +128,7 @@ class ResultStream(_Stream, Generic[Item_co]):
         self._failures = errors == "yield"
         self._ordered = ordered
         self._skips = not ordered
-        self._order: _Order | None = None
+        self._order: _FrameOrder | None = None
 
     def _wanted(self, event: Event) -> bool:
         kind = type(event)
@@ -169,14 +169,14 @@ class ResultStream(_Stream, Generic[Item_co]):
                 elif self._reports(event):  # type: ignore[arg-type]
                     return event  # type: ignore[return-value]
 
-    async def _make_order(self, position: int) -> _Order:
+    async def _make_order(self, position: int) -> _FrameOrder:
         # A reader that begins in the middle waits only for the frames that were not done at that point.
         record = self._record
         opened = record.next_frame
         ahead = await record.log.frames_ahead(position, record.open_frames.keys(), opened, record.runs_here)
-        return _Order(self._place is not None and self._place in record.plan.ordered_places, ahead, opened)
+        return _FrameOrder(self._place is not None and self._place in record.plan.ordered_places, ahead, opened)
 
-    async def _next_in_order(self, reader: LogReader, order: _Order) -> Any:
+    async def _next_in_order(self, reader: LogReader, order: _FrameOrder) -> Any:
         while True:
             if order.ready:
                 return order.ready.popleft()
@@ -204,7 +204,7 @@ class ResultStream(_Stream, Generic[Item_co]):
         raise StopAsyncIteration
 
 
-class _Order:
+class _FrameOrder:
     """Put results into the order of their frames: those of a parameter set wait until all before it are done."""
 
     def __init__(self, direct: bool, ahead: Iterable[int], opened: int) -> None:

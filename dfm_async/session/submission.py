@@ -32,7 +32,7 @@ from dfm_async.model.ids import Frame, JobId
 from dfm_async.model.info import FailedSet
 from dfm_async.model.job_spec import JobSpec
 from dfm_async.model.status import JobStatus
-from dfm_async.planning.forking import Fork
+from dfm_async.planning.forking import ForkedCalls
 from dfm_async.planning.plan import Plan
 from dfm_async.results.record import JobRecord, Journal
 from dfm_async.results.unfinished import UnfinishedSets
@@ -308,7 +308,7 @@ class Submission:
         if self._durable is None:
             raise DfmError("only sessions with a store record calls: Session(..., store='sqlite:///jobs.db')")
         plan, before = record.plan, record.spec
-        fork = Fork(plan.nodes, from_node, frame)
+        fork = ForkedCalls(plan.nodes, from_node, frame)
         self._preparation.check_offered(plan)
         await self._preparation.check(plan)
         if not accept_changes:

@@ -168,7 +168,7 @@ class WriteAbandoned(Exception):
     """A write was abandoned by its caller; nothing is left of it."""
 
 
-class Entry(NamedTuple):
+class CachedBlob(NamedTuple):
     """A blob: its name, its size, and when it was last used (or written, where only that is known)."""
 
     name: str
@@ -233,7 +233,7 @@ class LocalDirectory:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(self._path(name))
 
-    def entries(self) -> list[Entry]:
+    def entries(self) -> list[CachedBlob]:
         """Return all blobs."""
         found = []
         for folder in _listed(self._root):
@@ -241,7 +241,7 @@ class LocalDirectory:
                 for file in _listed(folder):
                     with contextlib.suppress(FileNotFoundError):  # another process has removed it
                         info = file.stat(follow_symlinks=False)
-                        found.append(Entry(file.name, info.st_size, info.st_mtime))
+                        found.append(CachedBlob(file.name, info.st_size, info.st_mtime))
         return found
 
     def sweep(self) -> None:
@@ -312,11 +312,11 @@ class RemoteDirectory:
         with contextlib.suppress(FileNotFoundError):
             self._fs.rm_file(self._path(name))
 
-    def entries(self) -> list[Entry]:
+    def entries(self) -> list[CachedBlob]:
         """Return all blobs."""
         self._fs.invalidate_cache(self._root)
         found = self._fs.find(self._root, detail=True)
-        return [Entry(path.rpartition("/")[2], info.get("size") or 0, _time(info)) for path, info in found.items()]
+        return [CachedBlob(path.rpartition("/")[2], info.get("size") or 0, _time(info)) for path, info in found.items()]
 
     def sweep(self) -> None:
         """Do nothing: there are no temporary files."""

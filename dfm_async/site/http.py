@@ -22,7 +22,7 @@ from dfm_async.base.redaction import note_secret
 from dfm_async.base.text import install_hint
 from dfm_async.errors import DfmError, HttpCallFailed
 from dfm_async.model.http import HttpOptions, RequestPlan
-from dfm_async.site.http_request import Request, Signature, make_request, sign
+from dfm_async.site.http_request import HttpRequest, RequestSecrets, make_request, sign
 
 if TYPE_CHECKING:
     import httpx2
@@ -40,7 +40,7 @@ _WINDOWS: Final = {"": 0, "identity": 0, "gzip": 16 + zlib.MAX_WBITS}
 _QUOTED: Final = 200
 
 
-class _Answer(NamedTuple):
+class _HttpResponse(NamedTuple):
     status: int
     reason: str
     headers: Mapping[str, str]
@@ -109,7 +109,7 @@ class HttpCall:
         if self._client is not None:
             await self._client.aclose()
 
-    async def _try(self, request: Request, signature: Signature) -> _Answer:
+    async def _try(self, request: HttpRequest, signature: RequestSecrets) -> _HttpResponse:
         again = self._plan.method in _IDEMPOTENT or self._options.retry_unsafe
         client = await self._connected()
         scope = asyncio.timeout(self._options.timeout)
@@ -138,7 +138,7 @@ class HttpCall:
             raise _Transient(refused)
         raise refused
 
-    async def _send(self, client: httpx2.AsyncClient, request: Request, signature: Signature) -> _Answer:
+    async def _send(self, client: httpx2.AsyncClient, request: HttpRequest, signature: RequestSecrets) -> _HttpResponse:
         built = client.build_request(
             self._plan.method,
             client.base_url.copy_with(raw_path=_target(request.path, request.query)),
@@ -151,7 +151,7 @@ class HttpCall:
             body = await self._read(response)
         finally:
             await response.aclose()
-        return _Answer(response.status_code, response.reason_phrase, response.headers, body)
+        return _HttpResponse(response.status_code, response.reason_phrase, response.headers, body)
 
     async def _connected(self) -> httpx2.AsyncClient:
         if self._client is None:
@@ -187,7 +187,7 @@ class HttpCall:
             raise self._failed("the answer cannot be unpacked: it ends too early")
         return bytes(found)
 
-    def _value(self, answer: _Answer) -> Any:
+    def _value(self, answer: _HttpResponse) -> Any:
         if not answer.body:
             return None
         kind = answer.headers.get("content-type", "").partition(";")[0].strip().lower()
@@ -200,7 +200,7 @@ class HttpCall:
             return answer.body.decode(_charset(answer.headers.get("content-type", "")), "replace")
         return answer.body
 
-    def _failed(self, reason: str, answer: _Answer | None = None) -> HttpCallFailed:
+    def _failed(self, reason: str, answer: _HttpResponse | None = None) -> HttpCallFailed:
         plan = self._plan
         status, content = (None, "") if answer is None else (answer.status, _quoted(answer.body))
         again = 0.0 if answer is None else _retry_after(answer.headers.get("retry-after", ""))
@@ -230,7 +230,7 @@ def _client(base_url: str, options: HttpOptions, verify: ssl.SSLContext | None) 
             )
 
         async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
-            signature: Signature = request.extensions[_SIGNATURE]
+            signature: RequestSecrets = request.extensions[_SIGNATURE]
             url, headers = request.url, request.headers.copy()
             if signature.query:
                 added = _query(signature.query).encode()

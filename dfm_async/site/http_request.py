@@ -12,7 +12,7 @@ from urllib.parse import quote, urlsplit
 
 import msgspec
 
-from dfm_async.model.http import TEMPLATE, Argument, Payload, RequestPlan
+from dfm_async.model.http import TEMPLATE, Argument, RequestPayload, RequestPlan
 
 _Pairs: TypeAlias = list[tuple[str, str]]
 
@@ -20,7 +20,7 @@ _SEPARATORS: Final = {"form": ",", "simple": ",", "spaceDelimited": " ", "pipeDe
 _CONTROL: Final = re.compile(r"[\x00-\x1f\x7f]")
 
 
-class Request(msgspec.Struct, frozen=True, kw_only=True):
+class HttpRequest(msgspec.Struct, frozen=True, kw_only=True):
     """A request, without its secrets."""
 
     path: str
@@ -29,7 +29,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     content: bytes | None = None
 
 
-class Signature(msgspec.Struct, frozen=True, kw_only=True):
+class RequestSecrets(msgspec.Struct, frozen=True, kw_only=True):
     """The secrets of a request. Never shown."""
 
     query: tuple[tuple[str, str], ...] = ()
@@ -39,10 +39,10 @@ class Signature(msgspec.Struct, frozen=True, kw_only=True):
     """Other forms of the secret that a service may repeat: the password alone, and both as they are sent."""
 
     def __repr__(self) -> str:
-        return "<Signature>"
+        return "<RequestSecrets>"
 
 
-def make_request(plan: RequestPlan, arguments: Mapping[str, Any]) -> Request:
+def make_request(plan: RequestPlan, arguments: Mapping[str, Any]) -> HttpRequest:
     """Return a request.
 
     Raises:
@@ -73,10 +73,10 @@ def make_request(plan: RequestPlan, arguments: Mapping[str, Any]) -> Request:
     if cookies:
         headers.append(("Cookie", "; ".join(f"{name}={quote(text, safe='')}" for name, text in cookies)))
     path = urlsplit(plan.base_url).path.rstrip("/") + TEMPLATE.sub(lambda m: filled[m[1]], plan.path)
-    return Request(path=path, query=tuple(query), headers=tuple(headers), content=content)
+    return HttpRequest(path=path, query=tuple(query), headers=tuple(headers), content=content)
 
 
-def sign(plan: RequestPlan, arguments: Mapping[str, Any]) -> Signature:
+def sign(plan: RequestPlan, arguments: Mapping[str, Any]) -> RequestSecrets:
     """Return the secrets of a request.
 
     Raises:
@@ -107,7 +107,7 @@ def sign(plan: RequestPlan, arguments: Mapping[str, Any]) -> Signature:
                 query.append((credential.name, secret))
             case "cookie":
                 cookies.append((credential.name, quote(secret, safe="")))
-    return Signature(query=tuple(query), headers=tuple(headers), cookies=tuple(cookies), written=tuple(written))
+    return RequestSecrets(query=tuple(query), headers=tuple(headers), cookies=tuple(cookies), written=tuple(written))
 
 
 def _plain(value: Any) -> str:
@@ -161,7 +161,7 @@ def _header_text(argument: str, text: str) -> str:
     return text.strip()
 
 
-def _content(payload: Payload, arguments: Mapping[str, Any]) -> bytes | None:
+def _content(payload: RequestPayload, arguments: Mapping[str, Any]) -> bytes | None:
     if payload.argument:
         value = arguments.get(payload.argument)
         if value is None and payload.argument not in payload.required:

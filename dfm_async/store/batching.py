@@ -15,7 +15,7 @@ _WRITE: Final = 64
 """About the number of bytes that a queued write takes besides its data."""
 
 
-class JobState(NamedTuple):
+class JobBeforeCommit(NamedTuple):
     """What a database holds of a job before a commit.
 
     Attributes:
@@ -57,7 +57,7 @@ class JobWrites(msgspec.Struct):
             self.status, self.reason, self.finished = later.status, later.reason, later.finished
         self.stopped = later.stopped if later.stopped is not None else self.stopped
 
-    def gap_after(self, state: JobState) -> tuple[str, int, int] | None:
+    def gap_after(self, state: JobBeforeCommit) -> tuple[str, int, int] | None:
         """Return the first write that does not follow what is stored: its kind, its number, the expected one."""
         end, frames = state.end, state.frames
         if not (type(end) is type(frames) is int):  # a damaged row
@@ -165,7 +165,7 @@ class Batch(msgspec.Struct):
         self.size += later.size
 
     def changes(
-        self, load: Callable[[str], JobState | None], fence: int, path: str, committed: Committed
+        self, load: Callable[[str], JobBeforeCommit | None], fence: int, path: str, committed: Committed
     ) -> Iterator[JobChange]:
         """Yield what a transaction has to write, job by job.
 

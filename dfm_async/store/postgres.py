@@ -110,7 +110,7 @@ class PostgresStore(GroupCommitStore):
         self._numbers = itertools.count(1)
         self._tasks = OwnedTasks()
         self._committing: asyncio.Task[None] | None = None
-        self._followers: set[_Follower] = set()
+        self._followers: set[_CommitFollower] = set()
 
     # opening and closing
 
@@ -407,7 +407,9 @@ class PostgresStore(GroupCommitStore):
     @asynccontextmanager
     async def follow(self, fence: int) -> AsyncIterator[Follower]:
         """Follow the commits of an owner. Enter this first and read then, so that nothing is missed."""
-        follower = _Follower(fence, lambda: self._read(lambda connection: queries.seconds_left(connection, fence)))
+        follower = _CommitFollower(
+            fence, lambda: self._read(lambda connection: queries.seconds_left(connection, fence))
+        )
         self._followers.add(follower)
         try:
             await follower.check()
@@ -416,7 +418,7 @@ class PostgresStore(GroupCommitStore):
             self._followers.discard(follower)
 
 
-class _Follower:
+class _CommitFollower:
     """Follows the commits of one owner."""
 
     def __init__(self, fence: int, seconds_left: Callable[[], Awaitable[float]]) -> None:

@@ -23,7 +23,7 @@ from dfm_async.errors import JobNotFound, JobOwned, StoreError
 from dfm_async.model.job_filter import JobFilter
 from dfm_async.model.status import JobStatus
 from dfm_async.store.base import Entry, NewJob, Position, Request, StoredJob
-from dfm_async.store.batching import Batch, Committed, JobChange, JobState
+from dfm_async.store.batching import Batch, Committed, JobBeforeCommit, JobChange
 from dfm_async.store.rows import (
     JOB,
     OPEN,
@@ -358,7 +358,7 @@ class Ownership:
         # All rows that are locked at all, in one order: two stores that lock jobs of each other must not deadlock.
         locked = [job_id for job_id in about.union(batch.writes) if is_storable(job_id)]
         rows = await (await connection.execute(_STATES, (locked,))).fetchall()
-        states = {job_id: JobState(*state) for job_id, *state in rows}
+        states = {job_id: JobBeforeCommit(*state) for job_id, *state in rows}
         changes = list(batch.changes(states.get, self.fence, self._path, done))
         for entries in _chunks([(change.key, entry) for change in changes for entry in change.writes.entries]):
             columns = [

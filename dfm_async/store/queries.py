@@ -14,7 +14,7 @@ from dfm_async.errors import JobNotFound, JobOwned, StoreError
 from dfm_async.model.job_filter import JobFilter
 from dfm_async.model.status import JobStatus
 from dfm_async.store.base import Entry, NewJob, Position, Request, StoredJob
-from dfm_async.store.batching import Batch, Committed, JobState
+from dfm_async.store.batching import Batch, Committed, JobBeforeCommit
 from dfm_async.store.processes import Locks
 from dfm_async.store.rows import (
     FENCES,
@@ -110,9 +110,9 @@ def commit(connection: sqlite3.Connection, batch: Batch, fence: int, path: str, 
 
 
 def _write(connection: sqlite3.Connection, batch: Batch, fence: int, path: str, done: Committed) -> None:
-    def load(job_id: str) -> JobState | None:
+    def load(job_id: str) -> JobBeforeCommit | None:
         row = connection.execute(_STATE, (job_id,)).fetchone()
-        return None if row is None else JobState(*row)
+        return None if row is None else JobBeforeCommit(*row)
 
     entries: list[tuple[Any, ...]] = []
     params: list[tuple[Any, ...]] = []

@@ -24,7 +24,7 @@ _READ: Final = 64
 _END: Final = object()
 
 
-class _Reader(Generic[T]):
+class _IteratorReader(Generic[T]):
     """Reads an iterator in a task of its own, on request: one item, and what is available without waiting."""
 
     def __init__(self, source: AsyncIterator[T] | Iterator[T]) -> None:
@@ -102,7 +102,7 @@ class Stream(Iterator[T]):
     def __init__(self, loop: LoopThread, source: AsyncIterator[T] | Iterator[T]) -> None:
         self._loop = loop
         self._lock = threading.Lock()
-        self._reader = _Reader(source)
+        self._reader = _IteratorReader(source)
         self._items: deque[T] = deque()
 
     def __iter__(self) -> Self:

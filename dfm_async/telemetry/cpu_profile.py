@@ -188,7 +188,7 @@ class CpuProfile:
 
     def _page(self) -> str:
         template = files("dfm_async.telemetry").joinpath("flame.html").read_text(encoding="utf-8")
-        root = _Node("all")
+        root = _FrameNode("all")
         for stack, seconds in self._stacks.items():
             root.add(stack, seconds)
         graph = "".join(root.markup(root.seconds)) if root.seconds else "<p>nothing was sampled</p>"
@@ -217,19 +217,19 @@ def _samples(text: str) -> Iterator[tuple[float, float, list[str]]]:
             yield int(running) / 1e6, int(waiting) / 1e6, stack.split(";")
 
 
-class _Node:
+class _FrameNode:
     """A frame of the graph, with those that it has called."""
 
     def __init__(self, name: str) -> None:
         self.name = name
         self.seconds = 0.0
-        self.called: dict[str, _Node] = {}
+        self.called: dict[str, _FrameNode] = {}
 
     def add(self, stack: tuple[str, ...], seconds: float) -> None:
         node = self
         node.seconds += seconds
         for name in stack:
-            node = node.called.setdefault(name, _Node(name))
+            node = node.called.setdefault(name, _FrameNode(name))
             node.seconds += seconds
 
     def markup(self, whole: float) -> Iterator[str]:

@@ -19,7 +19,7 @@ from dfm_async.runtime.context import OperationContext
 from dfm_async.session.session import Session
 from dfm_async.testing.fakes import Call, Fake
 from dfm_async.testing.relay import Relay
-from dfm_async.testing.tap import Answer, Decision, Raised, Tap, Verdict, plays
+from dfm_async.testing.tap import CallVerdict, Decision, FakeResult, Raised, Tap, plays
 
 T = TypeVar("T")
 
@@ -191,7 +191,7 @@ class _Play:
             if _cancelled(error):
                 raise
             return Raised(error)
-        return Verdict.PROCEED if self._fake is None else Verdict.WANTED
+        return CallVerdict.PROCEED if self._fake is None else CallVerdict.WANTED
 
     async def supply(self, arguments: Mapping[str, Any], context: OperationContext | None) -> Decision:
         assert self._call is not None  # noqa: S101 - the call comes first
@@ -209,17 +209,17 @@ class _Play:
                 raise
             return Raised(error)
         if not hasattr(value, "__anext__") and not hasattr(value, "__next__"):
-            return Answer(value)
+            return FakeResult(value)
         self._stream = value
-        return Verdict.STREAMED
+        return CallVerdict.STREAMED
 
     async def next(self) -> Decision:
         stream = self._stream
         try:
-            return Answer(await anext(stream) if hasattr(stream, "__anext__") else next(stream))
+            return FakeResult(await anext(stream) if hasattr(stream, "__anext__") else next(stream))
         except (StopIteration, StopAsyncIteration):
             self._stream = None
-            return Verdict.ENDED
+            return CallVerdict.ENDED
         except BaseException as error:
             if _cancelled(error):
                 raise
@@ -252,7 +252,7 @@ class _Visitor:
         if isinstance(request, Call):
             self._loop = self._board.loop_of(request.job_id)
             if self._loop is None:
-                return Verdict.PROCEED
+                return CallVerdict.PROCEED
             return await _on(self._loop, self._play.begin(request))
         assert self._loop is not None  # noqa: S101 - the call comes first
         work = self._play.next() if request is None else self._play.supply(request, None)

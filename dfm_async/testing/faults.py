@@ -33,7 +33,7 @@ _SURVIVED: Final = frozenset(
 """Signals that do not end a worker: there is no end to wait for."""
 
 
-class _Worker(Protocol):
+class _WorkerProcess(Protocol):
     @property
     def pid(self) -> int | None: ...
 
@@ -234,7 +234,7 @@ class Faults:
         await asyncio.shield(worker.ended)
         return pid
 
-    async def _worker(self, site: str | Site) -> _Worker:
+    async def _worker(self, site: str | Site) -> _WorkerProcess:
         name = site.name if isinstance(site, Site) else site
         target = self._session.target
         if name not in self._session.federation.sites:
@@ -243,7 +243,7 @@ class Faults:
             raise LookupError(  # noqa: TRY004 - the site is there, its process is not
                 f"site {name!r} has no worker process: its session has none. Use target='local'"
             )
-        found: list[_Worker] = [worker for worker in target.workers(name) if not worker.ended.done()]
+        found: list[_WorkerProcess] = [worker for worker in target.workers(name) if not worker.ended.done()]
         if not found:
             why = "it is the application's own" if name == self._session.homesite else "no job has needed one yet"
             raise LookupError(f"site {name!r} has no worker process: {why}")

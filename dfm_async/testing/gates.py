@@ -12,7 +12,7 @@ from types import TracebackType
 from typing import Any
 from uuid import uuid4
 
-from dfm_async.testing.relay import Connection, Relay
+from dfm_async.testing.relay import Relay, RelayConnection
 
 
 class Gate:
@@ -42,7 +42,7 @@ class Gate:
         if not self._elsewhere:
             await self._state.arrive()
             return
-        connection = Connection(self._address or "", self._key)
+        connection = RelayConnection(self._address or "", self._key)
         try:
             await connection.ask("arrive")
         except ConnectionError:
@@ -117,7 +117,7 @@ class Gate:
             state = self._state
             self._address = Relay.acquire(self._key, lambda: _Arrival(state))
             self._end = weakref.finalize(self, Relay.release, self._key)
-        return (_Distant, (self._key, self._address))
+        return (_RemoteGate, (self._key, self._address))
 
     def __repr__(self) -> str:
         if self._elsewhere:
@@ -126,7 +126,7 @@ class Gate:
         return f"<Gate: {state}, {self.arrivals} arrived>"
 
 
-class _Distant(Gate):
+class _RemoteGate(Gate):
     """A gate of another process."""
 
     def __init__(self, key: str, address: str) -> None:

@@ -24,7 +24,7 @@ _RUNNER = "TestRunner._"
 """The names of the tasks in which anyio runs tests and fixtures."""
 
 
-class Snapshot:
+class ResourceSnapshot:
     """The resources of this process at some moment."""
 
     def __init__(self) -> None:
@@ -58,7 +58,7 @@ def no_leaks() -> Iterator[None]:
     Raises:
         AssertionError: it does; names all of them.
     """
-    before, ours = Snapshot(), all_tasks()
+    before, ours = ResourceSnapshot(), all_tasks()
     yield
     left = [*tasks(ours), *before.leaks()]
     if left:

@@ -199,14 +199,14 @@ def dfm_faults(dfm_session: Session) -> Iterator[Faults]:
 
 @pytest.fixture
 def _dfm_nothing_left(request: pytest.FixtureRequest) -> Iterator[None]:
-    from dfm_async.testing.leaks import Snapshot, leak_report
+    from dfm_async.testing.leaks import ResourceSnapshot, leak_report
 
     runner = _runner(request, _LEAKS) if _is_async(request) else "function"
     if runner not in ("anyio", "function"):
         request.getfixturevalue(f"_dfm_loop_{runner}")  # a loop that outlives the test is no leak of it
     elif runner == "function" and _is_async(request):
         _make_current_loop()
-    before = Snapshot()
+    before = ResourceSnapshot()
     yield
     left = before.leaks()
     if left:

@@ -178,7 +178,7 @@ def _encoded(value: Any) -> bytes:
 # the other side
 
 
-class Connection:
+class RelayConnection:
     """A connection to the relay, for the loop of a worker.
 
     Raises:

@@ -20,10 +20,10 @@ from dfm_async.runtime.callees import Callee
 from dfm_async.runtime.context import OperationContext, current_context
 from dfm_async.runtime.sources import is_iterator
 from dfm_async.testing.fakes import Call
-from dfm_async.testing.relay import Connection
+from dfm_async.testing.relay import RelayConnection
 
 
-class Verdict(enum.Enum):
+class CallVerdict(enum.Enum):
     """What a test decides about a call, without a value."""
 
     PROCEED = enum.auto()
@@ -37,7 +37,7 @@ class Verdict(enum.Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class FakeResult:
     """This is the result, or the next element of a stream."""
 
     value: Any
@@ -50,7 +50,7 @@ class Raised:
     error: BaseException
 
 
-Decision = Verdict | Answer | Raised
+Decision = CallVerdict | FakeResult | Raised
 
 
 class Play(Protocol):
@@ -77,11 +77,11 @@ plays: Final[dict[str, Callable[[], Play]]] = {}
 """The tests of this process, by key."""
 
 
-class _Distant:
+class _RemotePlay:
     """A play in the process of the test, seen from a worker."""
 
     def __init__(self, address: str, key: str) -> None:
-        self._connection = Connection(address, key)
+        self._connection = RelayConnection(address, key)
         self._operation = ""
 
     async def begin(self, call: Call) -> Decision:
@@ -89,7 +89,7 @@ class _Distant:
         try:
             decision: Decision = await self._connection.ask(call)
         except (ConnectionError, FileNotFoundError):  # the test is over, or wants nothing any longer
-            return Verdict.PROCEED
+            return CallVerdict.PROCEED
         return decision
 
     async def supply(self, arguments: dict[str, Any], _context: OperationContext) -> Decision:
@@ -126,7 +126,7 @@ class Tap:
     def play(self) -> Play:
         """Begin one call."""
         here = plays.get(self.key)
-        return here() if here is not None else _Distant(self._place(), self.key)
+        return here() if here is not None else _RemotePlay(self._place(), self.key)
 
     def _place(self) -> str:
         return self.address if isinstance(self.address, str) else self.address()
@@ -228,7 +228,7 @@ class _Attempt:
     async def decide(self) -> Decision:
         """Ask the test, on the loop."""
         decision = _checked(await self.play.begin(self.call))
-        if decision is Verdict.WANTED:
+        if decision is CallVerdict.WANTED:
             arguments = {name: await _whole(value) for name, value in self.arguments.items()}
             decision = _checked(await self.play.supply(arguments, self.context))
         return decision
@@ -236,7 +236,7 @@ class _Attempt:
     def decide_blocking(self) -> Decision:
         """Ask the test, in a thread."""
         decision = _checked(self.context.wait(self.play.begin(self.call)))
-        if decision is Verdict.WANTED:
+        if decision is CallVerdict.WANTED:
             arguments = {name: list(v) if is_iterator(v) else v for name, v in self.arguments.items()}
             decision = _checked(self.context.wait(self.play.supply(arguments, self.context)))
         return decision
@@ -244,7 +244,7 @@ class _Attempt:
     async def elements(self) -> AsyncGenerator[Any, None]:
         """Return what a fake yields, on the loop."""
         try:
-            while isinstance(decision := _checked(await self.play.next()), Answer):
+            while isinstance(decision := _checked(await self.play.next()), FakeResult):
                 yield decision.value
         finally:
             self.play.close()
@@ -252,7 +252,7 @@ class _Attempt:
     def elements_blocking(self) -> Iterator[Any]:
         """Return what a fake yields, in a thread."""
         try:
-            while isinstance(decision := _checked(self.context.wait(self.play.next())), Answer):
+            while isinstance(decision := _checked(self.context.wait(self.play.next())), FakeResult):
                 yield decision.value
         finally:
             self.play.close()
@@ -272,11 +272,11 @@ async def _async(attempt: _Attempt) -> Any:
     kept = False
     try:
         decision = await attempt.decide()
-        kept = decision is Verdict.STREAMED
+        kept = decision is CallVerdict.STREAMED
     finally:
         if not kept:
             attempt.play.close()
-    if isinstance(decision, Answer):
+    if isinstance(decision, FakeResult):
         return decision.value
     return attempt.elements() if kept else await attempt.run()
 
@@ -285,11 +285,11 @@ def _sync(attempt: _Attempt) -> Any:
     kept = False
     try:
         decision = attempt.decide_blocking()
-        kept = decision is Verdict.STREAMED
+        kept = decision is CallVerdict.STREAMED
     finally:
         if not kept:
             attempt.play.close()
-    if isinstance(decision, Answer):
+    if isinstance(decision, FakeResult):
         return decision.value
     return attempt.elements_blocking() if kept else attempt.run()
 
@@ -297,11 +297,11 @@ def _sync(attempt: _Attempt) -> Any:
 async def _async_generator(attempt: _Attempt) -> AsyncGenerator[Any, None]:
     try:
         decision = await attempt.decide()
-        if isinstance(decision, Answer):
+        if isinstance(decision, FakeResult):
             for element in _several(attempt, decision.value):
                 yield element
             return
-        found = attempt.elements() if decision is Verdict.STREAMED else attempt.run()
+        found = attempt.elements() if decision is CallVerdict.STREAMED else attempt.run()
         try:
             async for element in found:
                 yield element
@@ -314,9 +314,9 @@ async def _async_generator(attempt: _Attempt) -> AsyncGenerator[Any, None]:
 def _generator(attempt: _Attempt) -> Iterator[Any]:
     try:
         decision = attempt.decide_blocking()
-        if isinstance(decision, Answer):
+        if isinstance(decision, FakeResult):
             yield from _several(attempt, decision.value)
-        elif decision is Verdict.STREAMED:
+        elif decision is CallVerdict.STREAMED:
             yield from attempt.elements_blocking()
         else:
             yield from attempt.run()

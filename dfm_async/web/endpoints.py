@@ -34,7 +34,7 @@ SocketHandler: TypeAlias = Callable[[WebSocket], Awaitable[None]]
 """Serves a WebSocket."""
 
 
-class Endpoint:
+class RouteEndpoint:
     """Runs a handler. Refusals and errors of the library become responses, wherever the routes are mounted.
 
     Args:
@@ -50,7 +50,7 @@ class Endpoint:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
-        request = Request(scope, body := _Body(receive))
+        request = Request(scope, body := _BodyReceiver(receive))
         try:
             if self.query is not None:
                 check_query(request.query_params, self.query)
@@ -64,7 +64,7 @@ class Endpoint:
             await response(scope, receive, send)
 
 
-class _Body:
+class _BodyReceiver:
     """Receives from a client; knows whether the whole body has arrived."""
 
     __slots__ = ("_receive", "_whole")

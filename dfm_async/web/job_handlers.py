@@ -21,7 +21,7 @@ from dfm_async.model.status import JobStatus
 from dfm_async.session.job import Job
 from dfm_async.web.access import Principal
 from dfm_async.web.endpoints import unless_disconnected
-from dfm_async.web.limits import Upload
+from dfm_async.web.limits import BodyUpload
 from dfm_async.web.open_streams import StreamSlot
 from dfm_async.web.requests import (
     Cancel,
@@ -37,7 +37,7 @@ from dfm_async.web.requests import (
 )
 from dfm_async.web.responses import Refusal, answer, info_data
 from dfm_async.web.state import Handlers, State
-from dfm_async.web.writers import EventWriter
+from dfm_async.web.writers import ServerSentEventWriter
 
 _MOST_NAMES: Final = 20
 """The most pipelines that the response for an unknown one names."""
@@ -91,7 +91,13 @@ class JobHandlers(Handlers):
             return await self._run(request, send, principal, upload, pipeline, body)
 
     async def _run(
-        self, request: Request, send: Send, principal: Principal, upload: Upload, pipeline: Pipeline, body: Submission
+        self,
+        request: Request,
+        send: Send,
+        principal: Principal,
+        upload: BodyUpload,
+        pipeline: Pipeline,
+        body: Submission,
     ) -> Response | None:
         """Submit a job, and respond with its description, or with its events if the client accepts a stream."""
         activity = flag(request.query_params, "activity")
@@ -135,7 +141,7 @@ class JobHandlers(Handlers):
         async with slot.reading(state.session, job, order.after) as reader:
             headers = [(b"x-job-id", quote(job.job_id, safe="").encode())]
             records = state.records_for(order.principal, job.info(), reader.log)
-            writer = EventWriter((request.receive, send), reader, records, state.limits, order.activity)
+            writer = ServerSentEventWriter((request.receive, send), reader, records, state.limits, order.activity)
             await writer.run(order.status, headers)
         if reader.state.gone and order.on_disconnect == "cancel":
             await job.cancel("the reader of its stream has gone")

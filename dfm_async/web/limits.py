@@ -167,7 +167,7 @@ def _running(jobs: _Jobs, who: str) -> int:
     return len(found)
 
 
-class Upload:
+class BodyUpload:
     """One request with a body, from its first byte until the session has taken its content."""
 
     def __init__(self, uploads: Uploads, principal: Principal) -> None:
@@ -202,13 +202,13 @@ class Uploads:
         """The number of bytes of bodies that are held."""
 
     @contextmanager
-    def upload(self, principal: Principal) -> Iterator[Upload]:
+    def upload(self, principal: Principal) -> Iterator[BodyUpload]:
         """Admit a request with a body; refuse a principal that has too many in flight."""
         held = self._requests[principal.id]
         if held >= self._limits.uploads_per_principal:
             raise Refusal(429, "uploads", f"{held} of your requests with a body are in flight, as many as you may have")
         self._requests[principal.id] += 1
-        found = Upload(self, principal)
+        found = BodyUpload(self, principal)
         try:
             yield found
         finally:

@@ -27,12 +27,12 @@ from dfm_async.errors import DfmError, SessionClosed
 from dfm_async.runtime.operation_errors import ENDS
 from dfm_async.session.session import Session
 from dfm_async.web.access import Principal
-from dfm_async.web.endpoints import Endpoint, Handler, traced
-from dfm_async.web.mcp_tools import Answer, Exchange, Tools
+from dfm_async.web.endpoints import Handler, RouteEndpoint, traced
+from dfm_async.web.mcp_tools import ToolRequest, ToolResult, Tools
 from dfm_async.web.requests import read_json
 from dfm_async.web.responses import Refusal, refusal_of
 from dfm_async.web.state import Handlers, State
-from dfm_async.web.writers import Connection
+from dfm_async.web.writers import ClientConnection
 
 try:
     import mcp_types as types
@@ -70,7 +70,7 @@ class McpEndpoint(Handlers):
         self._tools = Tools(state)
         self._sessions = _Sessions(state.limits.streams_per_principal)
         self._manager: StreamableHTTPSessionManager | None = None
-        self._endpoint = Endpoint(traced(state, "/mcp", _refusing(self._serve)), state.limits.retry)
+        self._endpoint = RouteEndpoint(traced(state, "/mcp", _refusing(self._serve)), state.limits.retry)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
@@ -158,8 +158,8 @@ class McpEndpoint(Handlers):
             self._sessions.request(principal, request) as answered,
         ):
             body = b"" if request.method == "DELETE" else (await read_json(request, state.limits, upload))[0]
-            exchange = Exchange(principal)
-            connection = Connection((request.receive, send), exchange.state, state.limits)
+            exchange = ToolRequest(principal)
+            connection = ClientConnection((request.receive, send), exchange.state, state.limits)
             receive, write = _receiving(bytes(body), exchange), _sending(connection, answered)
             scope = {**request.scope, _EXCHANGE: exchange}
             with slot.used(exchange.state):
@@ -194,7 +194,7 @@ class McpEndpoint(Handlers):
                 answer = await self._tools.call(exchange, params.name, params.arguments or {}, report)
             except (Refusal, DfmError) as error:
                 refusal = refusal_of(error)
-                answer = Answer(
+                answer = ToolResult(
                     ["\n".join([refusal.message, *(f"- {problem}" for problem in refusal.problems)])], failed=True
                 )
         return types.CallToolResult(
@@ -224,9 +224,9 @@ def _refusing(handler: Handler) -> Handler:
     return run
 
 
-def _exchange(context: Context) -> Exchange:
+def _exchange(context: Context) -> ToolRequest:
     assert context.request is not None  # noqa: S101 - requests come over HTTP only
-    found: Exchange = context.request.scope[_EXCHANGE]
+    found: ToolRequest = context.request.scope[_EXCHANGE]
     return found
 
 
@@ -244,7 +244,7 @@ def _protocol_errors() -> Iterator[None]:
         raise MCPError(types.INTERNAL_ERROR, "Internal server error") from error
 
 
-def _receiving(body: bytes, exchange: Exchange) -> Receive:
+def _receiving(body: bytes, exchange: ToolRequest) -> Receive:
     """Return what the SDK receives from: a body that has arrived already, then the end of the connection."""
     messages: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
 
@@ -257,7 +257,7 @@ def _receiving(body: bytes, exchange: Exchange) -> Receive:
     return receive
 
 
-def _sending(connection: Connection, answered: Callable[[Message], None]) -> Send:
+def _sending(connection: ClientConnection, answered: Callable[[Message], None]) -> Send:
     """Return what the SDK sends to: large bodies are written in pieces, and nothing to clients that are gone."""
 
     async def send(message: Message) -> None:

@@ -19,7 +19,7 @@ from dfm_async.model.status import JobStatus
 from dfm_async.results.event_codec import error_data
 from dfm_async.web.access import Principal
 from dfm_async.web.job_handlers import submit_job
-from dfm_async.web.open_streams import JobReader, Phase, StreamState
+from dfm_async.web.open_streams import JobReader, StreamPhase, StreamState
 from dfm_async.web.pipeline_schemas import PipelineSchema, Schema
 from dfm_async.web.requests import Submission
 from dfm_async.web.state import Handlers, State
@@ -45,7 +45,7 @@ class PipelineTool:
 
 
 @dataclass(slots=True)
-class Answer:
+class ToolResult:
     """What a call returns: texts for the model, data for programs, and whether it has failed."""
 
     texts: list[str]
@@ -61,7 +61,7 @@ def check_names(pipelines: Iterable[str]) -> None:
         raise ValueError(f"the name {wrong[0]!r} of a pipeline cannot be that of a tool: use {rule}")
 
 
-class Exchange:
+class ToolRequest:
     """One request of a client, from its first byte until its response is complete.
 
     Attributes:
@@ -83,7 +83,7 @@ class Exchange:
 
     def end(self) -> None:
         """Note that there will be no response any longer: it is complete, or the client has disconnected."""
-        self.state.reach(Phase.GONE)
+        self.state.reach(StreamPhase.GONE)
 
     def _changed(self) -> None:
         if self._reader is not None:
@@ -119,7 +119,9 @@ class Tools(Handlers):
         found = self._known.get(name)
         return None if found is None else found.schema
 
-    async def call(self, exchange: Exchange, name: str, arguments: dict[str, Any], report: Report | None) -> Answer:
+    async def call(
+        self, exchange: ToolRequest, name: str, arguments: dict[str, Any], report: Report | None
+    ) -> ToolResult:
         """Run a pipeline as a job of the principal, who may submit it, and return its results when it has ended.
 
         Cancelling the call cancels the job, and so does a client that disconnects.
@@ -130,7 +132,7 @@ class Tools(Handlers):
         reader = JobReader(state.session, job, -1)
         try:
             exchange.follow(reader)
-            answer = await self._follow(_Call(state, exchange.principal, pipeline, reader), report)
+            answer = await self._follow(_ToolOutput(state, exchange.principal, pipeline, reader), report)
             if exchange.state.gone:
                 await job.cancel(_CANCELLED)
         except BaseException as error:
@@ -141,7 +143,7 @@ class Tools(Handlers):
             await reader.close()
         return answer
 
-    async def _follow(self, call: _Call, report: Report | None) -> Answer:
+    async def _follow(self, call: _ToolOutput, report: Report | None) -> ToolResult:
         reader, reported = call.reader, 0
         while reader.state.open and not reader.interrupted:
             for event in await reader.follow(self._state.limits.heartbeat):
@@ -152,7 +154,7 @@ class Tools(Handlers):
         return call.answer()
 
 
-class _Call:
+class _ToolOutput:
     """Collects what a job yields, within the limits of one record."""
 
     def __init__(self, state: State, principal: Principal, pipeline: Pipeline, reader: JobReader) -> None:
@@ -200,17 +202,17 @@ class _Call:
         text = f"{event.node} at site {event.site!r} raised {data['type']}: {data['message']}"
         self._errors.append(f"{text}\n\n{data['traceback'].rstrip()}" if "traceback" in data else text)
 
-    def answer(self) -> Answer:
+    def answer(self) -> ToolResult:
         """Return what the call returns."""
         info = self._job.info()
         data: dict[str, Any] = {"result": self._results[0]} if self._is_single() else {"results": self._results}
         if self._omitted:
             data["omitted"] = self._omitted
-        if info.status is JobStatus.FINISHED and self.reader.state.phase is Phase.ENDED:
-            return Answer([*self._texts()] or ["the pipeline has ended without a result"], data, job_id=info.job_id)
+        if info.status is JobStatus.FINISHED and self.reader.state.phase is StreamPhase.ENDED:
+            return ToolResult([*self._texts()] or ["the pipeline has ended without a result"], data, job_id=info.job_id)
         errors = [*self._errors, *([f"{self._more_errors} further errors"] if self._more_errors else [])]
         before = ["results before that:", *self._texts()] if self._results else []
-        return Answer([self._end(info), *errors, *before], data if before else None, True, info.job_id)
+        return ToolResult([self._end(info), *errors, *before], data if before else None, True, info.job_id)
 
     def _is_single(self) -> bool:
         return len(self._results) == 1 and not self._omitted and not self._named

@@ -34,7 +34,7 @@ async def disconnected(receive: Receive, kind: str = "http.disconnect") -> None:
         pass
 
 
-class Phase(IntEnum):
+class StreamPhase(IntEnum):
     """The phase of a stream. A later one has precedence: a client that is gone is not notified of the end."""
 
     OPEN = 0
@@ -55,9 +55,9 @@ class StreamState:
 
     def __init__(self, wake: Callable[[], None]) -> None:
         self._wake = wake
-        self.phase = Phase.OPEN
+        self.phase = StreamPhase.OPEN
 
-    def reach(self, phase: Phase) -> None:
+    def reach(self, phase: StreamPhase) -> None:
         """Enter a phase, unless the stream is past it."""
         if phase > self.phase:
             self.phase = phase
@@ -66,12 +66,12 @@ class StreamState:
     @property
     def open(self) -> bool:
         """Whether further events may be sent."""
-        return self.phase is Phase.OPEN
+        return self.phase is StreamPhase.OPEN
 
     @property
     def gone(self) -> bool:
         """Whether there is no client to write to any longer."""
-        return self.phase >= Phase.GONE
+        return self.phase >= StreamPhase.GONE
 
 
 class JobReader:
@@ -106,7 +106,7 @@ class JobReader:
 
     def last_notice(self) -> dict[str, Any]:
         """Return the last event of the stream."""
-        return self.notice("end" if self.state.phase is Phase.ENDED else "drain")
+        return self.notice("end" if self.state.phase is StreamPhase.ENDED else "drain")
 
     async def stored(self) -> Event | None:
         """Return the next event, if it is available already."""
@@ -119,7 +119,7 @@ class JobReader:
             return await self.batch(timeout)
         except DfmError as error:  # the response has begun: the client gets the error when it reconnects
             _log.info("a stream cannot go on: %s", error, extra=self.where())
-            self.state.reach(Phase.DRAINING)
+            self.state.reach(StreamPhase.DRAINING)
             return []
 
     async def batch(self, timeout: float, most: int = _BATCH) -> list[Event]:  # noqa: ASYNC109 - as above
@@ -145,7 +145,7 @@ class JobReader:
         if event is None:
             if not self.interrupted:
                 # A log that is closed while its job goes on cannot be followed from here any longer.
-                self.state.reach(Phase.ENDED if self.job.status.terminal else Phase.DRAINING)
+                self.state.reach(StreamPhase.ENDED if self.job.status.terminal else StreamPhase.DRAINING)
             return []
         return [event, *self._reader.take_nowait(most - 1)] if most > 1 else [event]
 
@@ -262,13 +262,13 @@ class Streams:
         self._open.add(state)
         self.opened += 1
         if self.draining:
-            state.reach(Phase.DRAINING)
+            state.reach(StreamPhase.DRAINING)
         self._changed.notify()
 
     def leave(self, state: StreamState) -> None:
         """Remove a stream that has ended."""
         self._open.discard(state)
-        self.stalled += state.phase is Phase.STALLED
+        self.stalled += state.phase is StreamPhase.STALLED
         self._changed.notify()
 
     async def until(self, number: int) -> None:
@@ -283,4 +283,4 @@ class Streams:
         """Open no further streams, and end the open ones. A client can delay that by one write at most."""
         self.drained.set()
         for state in self._open:
-            state.reach(Phase.DRAINING)
+            state.reach(StreamPhase.DRAINING)

@@ -22,7 +22,7 @@ from dfm_async.web.records import LogRecords
 from dfm_async.web.requests import choice, moment, whole_number
 from dfm_async.web.responses import Refusal, answer, info_data
 from dfm_async.web.state import Handlers
-from dfm_async.web.writers import Connection, response_start
+from dfm_async.web.writers import ClientConnection, response_start
 
 CURSOR: Final = re.compile(r"^[0-9]+(\.[0-9]+)?~")
 """The position in a list of jobs: when the last one was created, and its id."""
@@ -111,7 +111,7 @@ class PageHandlers(Handlers):
                     return Response(_OPEN + first + page.tail(), headers=_HEADERS, media_type=_JSON)
                 # A large page is written as a stream is: as fast as the client reads it, and counted as one.
                 slot = slot or stack.enter_context(state.streams.slot(principal))
-                connection = Connection((request.receive, send), reader.state, limits)
+                connection = ClientConnection((request.receive, send), reader.state, limits)
                 with slot.used(reader.state):
                     headers = [*_HEADERS.items(), ("content-type", _JSON)]
                     raw = [(name.encode(), value.encode()) for name, value in headers]
@@ -175,7 +175,7 @@ class _EventPage:
         rest = {"next": position, "ended": ended, "status": job.status.value}
         return b"]," + msgspec.json.encode(rest)[1:]
 
-    async def write(self, connection: Connection, first: bytes) -> None:
+    async def write(self, connection: ClientConnection, first: bytes) -> None:
         """Write the page."""
         await connection.write(_OPEN + first)
         while not self.whole and not self._reader.state.gone:

@@ -16,7 +16,7 @@ from starlette.requests import ClientDisconnect, HTTPConnection, Request
 from dfm_async.base.containers import is_deeper
 from dfm_async.model.checks import LAST_MOMENT
 from dfm_async.model.info import JobInfo
-from dfm_async.web.limits import Upload, WebLimits
+from dfm_async.web.limits import BodyUpload, WebLimits
 from dfm_async.web.responses import Refusal
 
 OnDisconnect = Literal["keep", "cancel"]
@@ -128,11 +128,11 @@ def _whole(value: Any) -> Any:
     return int(value) if type(value) is float and value.is_integer() else value
 
 
-class _Body(BaseModel):
+class _RequestBody(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
 
-class Submission(_Body):
+class Submission(_RequestBody):
     """A job to run."""
 
     params: Annotated[Any, Field(description="one parameter set, several, or null: none yet, the job is open")] = {}
@@ -162,14 +162,14 @@ class WholePipeline(Submission):
     pipeline: Annotated[dict[str, Any], Field(description="a pipeline as JSON")]
 
 
-class Inputs(_Body):
+class Inputs(_RequestBody):
     """Further parameter sets for an open job."""
 
     params: Annotated[Any, Field(description="one parameter set, or several", json_schema_extra=_SETS)]
     last: Annotated[bool, Field(description="whether no more will come")] = False
 
 
-class Fork(_Body):
+class Fork(_RequestBody):
     """Where a job is forked."""
 
     from_node: Annotated[str, Field(min_length=1, max_length=1000, description="the first node that runs again")]
@@ -182,7 +182,7 @@ class Fork(_Body):
     ] = False
 
 
-class Sent(_Body):
+class Sent(_RequestBody):
     """An event for a parameter set."""
 
     value: Annotated[Any, Field(description="the value of the event, of the type that the pipeline declares")] = None
@@ -193,16 +193,16 @@ class Sent(_Body):
     ] = None
 
 
-class Cancel(_Body):
+class Cancel(_RequestBody):
     """Why a job is cancelled."""
 
     reason: Annotated[str | None, Field(max_length=1000)] = None
 
 
-T = TypeVar("T", bound=_Body)
+T = TypeVar("T", bound=_RequestBody)
 
 
-async def read_body(request: Request, limits: WebLimits, upload: Upload, kind: type[T]) -> T:
+async def read_body(request: Request, limits: WebLimits, upload: BodyUpload, kind: type[T]) -> T:
     """Read the body of a request, ``{}`` if it is empty; refuse one that is too large, slow or deep, or invalid."""
     _, found = await read_json(request, limits, upload)
     try:
@@ -211,7 +211,7 @@ async def read_body(request: Request, limits: WebLimits, upload: Upload, kind: t
         raise Refusal(422, "body", "the body is invalid", _problems(error, kind)) from error
 
 
-async def read_json(request: Request, limits: WebLimits, upload: Upload) -> tuple[bytearray, Any]:
+async def read_json(request: Request, limits: WebLimits, upload: BodyUpload) -> tuple[bytearray, Any]:
     """Read the body of a request: its bytes, and what they mean, ``{}`` if it is empty."""
     try:
         async with asyncio.timeout(limits.body_seconds):
@@ -236,7 +236,7 @@ async def read_json(request: Request, limits: WebLimits, upload: Upload) -> tupl
     return data, found
 
 
-async def _bytes(request: Request, limit: int, upload: Upload) -> bytearray:
+async def _bytes(request: Request, limit: int, upload: BodyUpload) -> bytearray:
     too_large = Refusal(413, "size", f"the body may have {limit} bytes")
     announced = request.headers.get("content-length", "")
     if announced.isdigit() and int(announced) > limit:
@@ -253,7 +253,7 @@ async def _bytes(request: Request, limit: int, upload: Upload) -> bytearray:
     return found
 
 
-def _problems(error: ValidationError, kind: type[_Body]) -> list[str]:
+def _problems(error: ValidationError, kind: type[_RequestBody]) -> list[str]:
     found = []
     for problem in error.errors(include_url=False, include_input=False):
         where, text = ".".join(str(part) for part in problem["loc"]), problem["msg"]

@@ -31,7 +31,7 @@ from dfm_async.session.timetables import timetable
 from dfm_async.telemetry.metrics import METRICS, Metric, counter, gauge, prometheus_text, value_of
 from dfm_async.web.access import Authorizer, Guard, LocalAuthorizer, Principal
 from dfm_async.web.assets import Assets, Drawings
-from dfm_async.web.endpoints import Endpoint, Handler, SocketEndpoint, traced
+from dfm_async.web.endpoints import Handler, RouteEndpoint, SocketEndpoint, traced
 from dfm_async.web.job_handlers import JobHandlers
 from dfm_async.web.limits import WebLimits
 from dfm_async.web.open_streams import Streams
@@ -158,7 +158,7 @@ class Service:
         def route(method: str, path: str, handler: Handler, *query: str, checked: bool = True) -> Route:
             if method == "POST":  # others only read
                 handler = traced(state, path, handler)
-            endpoint = Endpoint(handler, self.limits.retry, {*query, *always} if checked else None)
+            endpoint = RouteEndpoint(handler, self.limits.retry, {*query, *always} if checked else None)
             made = Route(path, endpoint, methods=[method])
             made.methods = {method}  # without HEAD, which would open a stream that nothing reads
             return made

@@ -24,7 +24,7 @@ from dfm_async.web.open_streams import JobReader, StreamState
 from dfm_async.web.requests import quality, whole_number
 from dfm_async.web.responses import Refusal
 from dfm_async.web.state import Handlers, State
-from dfm_async.web.writers import Connection, response_start
+from dfm_async.web.writers import ClientConnection, response_start
 from dfm_async.wire.codec import type_name
 from dfm_async.wire.codec.arrow_streams import arrow_parts
 from dfm_async.wire.codec.registry import Unsupported
@@ -114,7 +114,7 @@ class ResultHandlers(Handlers):
             return Response(b"".join(map(bytes, parts)), headers=_HEADERS, media_type=media)
         with state.streams.slot(principal) as slot:
             stream = StreamState(lambda: None)
-            connection = Connection((request.receive, send), stream, state.limits)
+            connection = ClientConnection((request.receive, send), stream, state.limits)
             with slot.used(stream):
                 headers = {**_HEADERS, "content-type": media, "content-length": str(size)}
                 raw = [(name.encode(), value.encode()) for name, value in headers.items()]
@@ -124,7 +124,7 @@ class ResultHandlers(Handlers):
         return None
 
 
-async def _write(connection: Connection, stream: StreamState, size: int, parts: Sequence[Any]) -> None:
+async def _write(connection: ClientConnection, stream: StreamState, size: int, parts: Sequence[Any]) -> None:
     for piece in _pieces(parts):
         if not stream.open:  # the client is gone, or the service drains
             return

@@ -22,7 +22,7 @@ from dfm_async.results.watching import ActivityReader
 from dfm_async.session.watch import JobWatch, SiteWatch
 from dfm_async.web.access import Principal
 from dfm_async.web.limits import WebLimits
-from dfm_async.web.open_streams import JobReader, Phase, StreamSlot, StreamState, disconnected
+from dfm_async.web.open_streams import JobReader, StreamPhase, StreamSlot, StreamState, disconnected
 from dfm_async.web.records import LogRecords, sse_event
 from dfm_async.web.requests import flag, on_disconnect, read_after
 from dfm_async.web.responses import info_data
@@ -57,7 +57,7 @@ def response_start(status: int, headers: list[tuple[bytes, bytes]]) -> Message:
     return {"type": "http.response.start", "status": status, "headers": headers}
 
 
-class Connection:
+class ClientConnection:
     """The connection to one client, while a response of unknown length is written to it, or messages of a WebSocket.
 
     Args:
@@ -109,7 +109,7 @@ class Connection:
 
     async def keep(self, slot: StreamSlot, end: Message = _END) -> None:
         """Keep the slot of a client that reads nothing until it reads what the server has buffered, or is gone."""
-        if self._state.phase is Phase.STALLED:
+        if self._state.phase is StreamPhase.STALLED:
             await slot.keep_until(self._sender(end), disconnected(self._receive, self._gone))
 
     def _check_at(self, when: float) -> None:
@@ -125,7 +125,7 @@ class Connection:
 
     async def _listen(self) -> None:
         await disconnected(self._receive, self._gone)
-        self._state.reach(Phase.GONE)
+        self._state.reach(StreamPhase.GONE)
 
     async def heartbeat(self) -> None:
         """Write a heartbeat."""
@@ -158,13 +158,13 @@ class Connection:
                 finally:
                     del self._writes[timeout]
         except TimeoutError:
-            self._state.reach(Phase.STALLED)
+            self._state.reach(StreamPhase.STALLED)
             _log.info("a client read nothing for %g s: its stream ended", self._limits.stall, extra=self._where())
         except (OSError, WebSocketDisconnect):
-            self._state.reach(Phase.GONE)
+            self._state.reach(StreamPhase.GONE)
 
 
-class EventWriter:
+class ServerSentEventWriter:
     """Writes the records of a job to one client as server-sent events; on request also what its operations do."""
 
     def __init__(
@@ -175,7 +175,7 @@ class EventWriter:
         limits: WebLimits,
         activity: bool = False,
     ) -> None:
-        self.connection = Connection(request, reader.state, limits, reader.where)
+        self.connection = ClientConnection(request, reader.state, limits, reader.where)
         self._reader = reader
         self._records = records
         self._limits = limits
@@ -213,7 +213,7 @@ class EventWriter:
             elif state.open:
                 await self.connection.heartbeat()
             reported = reader.interrupted
-        if watched is not None and state.phase is not Phase.ENDED:  # else it ends by itself, with the last totals
+        if watched is not None and state.phase is not StreamPhase.ENDED:  # else it ends by itself, with the last totals
             await watched.aclose()
 
     async def _write_events(self, events: list[Event]) -> None:
@@ -242,14 +242,14 @@ class SocketHandlers(Handlers):
                 await socket.accept()
                 records = state.records_for(principal, info, reader.log)
                 client = (socket.receive, socket.send)
-                connection = Connection(client, reader.state, state.limits, reader.where, "websocket.disconnect")
+                connection = ClientConnection(client, reader.state, state.limits, reader.where, "websocket.disconnect")
                 await connection.run(lambda: _send_records(connection, reader, records, state.limits.heartbeat))
             if reader.state.gone and gone == "cancel":
                 await job.cancel("the reader of its stream has gone")
             await connection.keep(slot, {"type": "websocket.close", "code": _TRY_AGAIN})
 
 
-async def _send_records(connection: Connection, reader: JobReader, records: LogRecords, heartbeat: float) -> None:
+async def _send_records(connection: ClientConnection, reader: JobReader, records: LogRecords, heartbeat: float) -> None:
     async def send(text: bytes) -> None:
         await connection.send({"type": "websocket.send", "text": text.decode()})
 
@@ -267,7 +267,7 @@ async def _send_records(connection: Connection, reader: JobReader, records: LogR
             await send(msgspec.json.encode(reader.notice("interrupted")))
         reported = reader.interrupted
     await send(msgspec.json.encode(reader.last_notice()))
-    code = _CLOSED if reader.state.phase is Phase.ENDED else _DRAINING
+    code = _CLOSED if reader.state.phase is StreamPhase.ENDED else _DRAINING
     await connection.send({"type": "websocket.close", "code": code})
 
 
@@ -295,7 +295,7 @@ class _ServiceWriter:
     def __init__(self, request: tuple[Receive, Send], state: State, principal: Principal, active: bool) -> None:
         self._ending = asyncio.Event()
         self.state = StreamState(self._ending.set)
-        self.connection = Connection(request, self.state, state.limits)
+        self.connection = ClientConnection(request, self.state, state.limits)
         self._heartbeat = state.limits.heartbeat
         self._guard = state.guard
         self._principal = principal
@@ -328,7 +328,7 @@ class _ServiceWriter:
             if self._guard.sees(self._principal, info):
                 await self.connection.write(sse_event("job", msgspec.json.encode(info_data(info)), -1))
             await asyncio.sleep(0)  # a service that knows many jobs must not keep others waiting
-        self.state.reach(Phase.DRAINING)  # the session is about to end
+        self.state.reach(StreamPhase.DRAINING)  # the session is about to end
 
     async def _write_sites(self, health: SiteWatch) -> None:
         async for sites in health:

@@ -40,7 +40,7 @@ _IDLE: Final = 5.0
 """The number of seconds that an arena must have been empty before its pages are returned to the system."""
 
 
-class Part(Protocol):
+class SharedBlock(Protocol):
     """A block as both sides of a message know it: its position and its contents."""
 
     @property
@@ -62,7 +62,7 @@ class Part(Protocol):
         ...
 
 
-class WritablePart(Part, Protocol):
+class WritablePart(SharedBlock, Protocol):
     """A part at its sender: its bytes can be written, once."""
 
     @property

@@ -25,7 +25,7 @@ BATCH_BYTES: Final = 1024 * 1024
 much larger than the largest value in it, and a limit for messages is one for values."""
 
 
-class _Message(msgspec.Struct, frozen=True, array_like=True, gc=False):
+class _SiteMessage(msgspec.Struct, frozen=True, array_like=True, gc=False):
     pass
 
 
@@ -43,7 +43,7 @@ class _JobMessage(msgspec.Struct, frozen=True, array_like=True, gc=False):
 # From the application to a site.
 
 
-class SendNet(_Message, frozen=True, tag=1):
+class SendNet(_SiteMessage, frozen=True, tag=1):
     """The net of one location of a plan; sent once per worker."""
 
     plan: str
@@ -226,21 +226,21 @@ class StreamClose(_JobMessage, frozen=True, tag=15):
 # From a site to the application.
 
 
-class Hello(_Message, frozen=True, tag=20):
+class WorkerReady(_SiteMessage, frozen=True, tag=20):
     """The worker is ready; its peers reach it at ``address``."""
 
     pid: int
     address: str
 
 
-class Refused(_Message, frozen=True, tag=21):
+class WorkerRefused(_SiteMessage, frozen=True, tag=21):
     """The worker cannot start: its operations cannot be loaded."""
 
     reason: str
     traceback: str
 
 
-class Results(_JobMessage, frozen=True, tag=22):
+class ResultBatch(_JobMessage, frozen=True, tag=22):
     """Yielded values. ``runs``: yield point, frame, first index or -1, count; ``payload``: a batch of all values.
 
     ``frames``: the parameter sets that are done with them, as in :class:`FramesDone`.
@@ -288,11 +288,11 @@ class JobStopped(_JobMessage, frozen=True, tag=26):
     seconds: float = 0.0
 
 
-class CallCompleted(_Message, frozen=True, tag=67):
+class CallCompleted(_SiteMessage, frozen=True, tag=67):
     """The worker has completed its first call: it is of use, so another one follows it at once if it dies."""
 
 
-class CallsAbandoned(_Message, frozen=True, tag=42):
+class CallsAbandoned(_SiteMessage, frozen=True, tag=42):
     """Calls have exceeded their deadline, or belong to a job that was cancelled, and keep threads of the worker.
 
     ``count``: their number. ``exhausted``: too many for the worker to continue. ``text``: which call
@@ -534,32 +534,32 @@ AMONG_WORKERS: Final = (
 # Between a worker and the process that started it, about other workers of the site.
 
 
-class WorkersWanted(_Message, frozen=True, tag=57):
+class WorkersWanted(_SiteMessage, frozen=True, tag=57):
     """The number of further workers that would have calls to run."""
 
     count: int
 
 
-class WorkerLent(_Message, frozen=True, tag=58):
+class WorkerLent(_SiteMessage, frozen=True, tag=58):
     """Calls may run in the worker at this address."""
 
     address: str
 
 
-class WorkerRecalled(_Message, frozen=True, tag=59):
+class WorkerRecalled(_SiteMessage, frozen=True, tag=59):
     """Return a worker as soon as its calls have ended."""
 
     address: str
 
 
-class WorkerReturned(_Message, frozen=True, tag=60):
+class WorkerReturned(_SiteMessage, frozen=True, tag=60):
     """A worker is not needed any longer; ``stuck``: which call on it does not return, if one does not."""
 
     address: str
     stuck: str = ""
 
 
-class WorkerGone(_Message, frozen=True, tag=61):
+class WorkerGone(_SiteMessage, frozen=True, tag=61):
     """A worker that was lent has ended."""
 
     address: str
@@ -567,7 +567,7 @@ class WorkerGone(_Message, frozen=True, tag=61):
     exit_code: int | None
 
 
-class SuspendDeadlines(_Message, frozen=True, tag=68):
+class SuspendDeadlines(_SiteMessage, frozen=True, tag=68):
     """A debugger is open in some worker, so that no deadline may expire, or none is open any longer."""
 
     suspended: bool
@@ -576,7 +576,7 @@ class SuspendDeadlines(_Message, frozen=True, tag=68):
 # Between a worker and the process that started it, about the limits of the site.
 
 
-class PermitWanted(_Message, frozen=True, tag=70):
+class PermitWanted(_SiteMessage, frozen=True, tag=70):
     """A call of an operation with limits wants to start; answered by :class:`PermitGranted`.
 
     ``key``: the value of the parameter that is limited per value. ``elsewhere``: whether it can run in another worker.
@@ -591,7 +591,7 @@ class PermitWanted(_Message, frozen=True, tag=70):
     elsewhere: bool
 
 
-class PermitGranted(_Message, frozen=True, tag=71):
+class PermitGranted(_SiteMessage, frozen=True, tag=71):
     """A call may start, or cannot because of an ``error``.
 
     ``gpus``: the indexes of those that it may use. ``worker``: where it has to run; empty if it may run anywhere.
@@ -605,7 +605,7 @@ class PermitGranted(_Message, frozen=True, tag=71):
     error: str = ""
 
 
-class PermitReturned(_Message, frozen=True, tag=72):
+class PermitReturned(_SiteMessage, frozen=True, tag=72):
     """A call has ended, or waits no longer."""
 
     number: int
@@ -614,7 +614,7 @@ class PermitReturned(_Message, frozen=True, tag=72):
 # Between channels, about shared memory. The users of a channel do not see them.
 
 
-class Memory(_Message, frozen=True, tag=31):
+class Memory(_SiteMessage, frozen=True, tag=31):
     """The sender's arena: a file of a process. Comes before the first message that refers to a block in it."""
 
     pid: int
@@ -624,19 +624,19 @@ class Memory(_Message, frozen=True, tag=31):
     inode: int
 
 
-class Release(_Message, frozen=True, tag=32):
+class Release(_SiteMessage, frozen=True, tag=32):
     """For each block of the receiver's arena that is named here: one message's use of it is over."""
 
     offsets: list[int]
 
 
 if TYPE_CHECKING:
-    Message: TypeAlias = _Message | _JobMessage
+    Message: TypeAlias = _SiteMessage | _JobMessage
 else:
-    Message = functools.reduce(operator.or_, _Message.__subclasses__() + _JobMessage.__subclasses__())
+    Message = functools.reduce(operator.or_, _SiteMessage.__subclasses__() + _JobMessage.__subclasses__())
 
 WITH_PAYLOAD: Final = frozenset(
-    {StartJob, OpenFrames, Tokens, StreamItems, Results, RunCall, CallReturned, CallElements}
+    {StartJob, OpenFrames, Tokens, StreamItems, ResultBatch, RunCall, CallReturned, CallElements}
 )
 """The messages that have a payload."""
 

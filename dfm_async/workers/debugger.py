@@ -45,7 +45,7 @@ def install(site: str, access: TerminalAccess | None, output: OutputPipe) -> Non
     pdb.Pdb = WorkerPdb  # type: ignore[misc] # so that pdb.set_trace() and breakpoint() use it
 
 
-class _Stream:
+class _TerminalStream:
     """Standard input and output of a debugger. Each access takes the terminal, if others have it."""
 
     encoding = "utf-8"
@@ -100,7 +100,7 @@ class WorkerPdb(pdb.Pdb):
         self._root: FrameType | None = None
         self._stays = True
         if self._lent:
-            stdin = stdout = _Stream(self)
+            stdin = stdout = _TerminalStream(self)
             skip = [*(skip or ()), *_SKIPPED]
         super().__init__(completekey, stdin, stdout, skip, *args, **options)
         if self._lent:

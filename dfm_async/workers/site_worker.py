@@ -54,7 +54,7 @@ _REAP: Final = 0.5
 """How long the end of a channel may come before the end of its process."""
 
 
-class Assigned(Protocol):
+class AssignedLocation(Protocol):
     """One location of a job that is assigned to a worker, and is notified of what happens to it."""
 
     job: Hashable
@@ -182,7 +182,7 @@ class SiteWorker(PoolWorker):  # type: ignore[misc] # aiomultiprocess has no typ
         self._options = options
         self.address = ""
         self._nets: BoundedDict[tuple[str, int], None] = BoundedDict(PROGRAMS_KEPT)
-        self.assignments: dict[Assigned, None] = {}
+        self.assignments: dict[AssignedLocation, None] = {}
         """The locations of jobs that run here."""
         self.lent = False
         """Whether it runs calls of another worker."""
@@ -197,7 +197,7 @@ class SiteWorker(PoolWorker):  # type: ignore[misc] # aiomultiprocess has no typ
         self.ready: Outcome[None] = Outcome()
         self.ended: Outcome[int | None] = Outcome()
         self.channel: Channel | None = None
-        self.refused: msg.Refused | None = None
+        self.refused: msg.WorkerRefused | None = None
         self._disconnected = False
         self._grace: float | None = None
         self._starting: WorkerProcess | None = None
@@ -336,7 +336,7 @@ class SiteWorker(PoolWorker):  # type: ignore[misc] # aiomultiprocess has no typ
         if self.channel is not None:
             self.channel.send(msg.SuspendDeadlines(suspended))
 
-    def launched(self, assigned: Assigned) -> None:
+    def launched(self, assigned: AssignedLocation) -> None:
         """Note that a job is sent to the worker: from now on it should give heartbeats."""
         self._watch.begin()
         self._pool.worker_changed()
@@ -374,7 +374,7 @@ class SiteWorker(PoolWorker):  # type: ignore[misc] # aiomultiprocess has no typ
         else:
             handler(self, message)
 
-    def _hello(self, message: msg.Hello) -> None:
+    def _hello(self, message: msg.WorkerReady) -> None:
         self.address = message.address
         self.ready.settle(None)
         suspended = suspension()
@@ -395,7 +395,7 @@ class SiteWorker(PoolWorker):  # type: ignore[misc] # aiomultiprocess has no typ
     def _permit_returned(self, message: msg.PermitReturned) -> None:
         self._pool.permit_returned(self, message)
 
-    def _refused(self, message: msg.Refused) -> None:
+    def _refused(self, message: msg.WorkerRefused) -> None:
         self.refused = message
 
     def _call_completed(self, _message: msg.CallCompleted) -> None:
@@ -515,7 +515,7 @@ class SiteWorker(PoolWorker):  # type: ignore[misc] # aiomultiprocess has no typ
             assert self.channel is not None  # noqa: S101 - it is ready
             self.channel.send(msg.SendNet(plan, at, data))
 
-    def leave(self, assigned: Assigned, *, succeeded: bool) -> None:
+    def leave(self, assigned: AssignedLocation, *, succeeded: bool) -> None:
         """Release a location; ``succeeded``: its job has finished, so the worker is in order."""
         if assigned not in self.assignments:
             return
@@ -585,12 +585,12 @@ class SiteWorker(PoolWorker):  # type: ignore[misc] # aiomultiprocess has no typ
 
 
 _HANDLERS: Final[Mapping[type, Callable[[SiteWorker, Any], None]]] = {
-    msg.Hello: SiteWorker._hello,  # noqa: SLF001 - same module
+    msg.WorkerReady: SiteWorker._hello,  # noqa: SLF001 - same module
     msg.WorkersWanted: SiteWorker._wanted,  # noqa: SLF001
     msg.WorkerReturned: SiteWorker._returned,  # noqa: SLF001
     msg.PermitWanted: SiteWorker._permit_wanted,  # noqa: SLF001
     msg.PermitReturned: SiteWorker._permit_returned,  # noqa: SLF001
-    msg.Refused: SiteWorker._refused,  # noqa: SLF001
+    msg.WorkerRefused: SiteWorker._refused,  # noqa: SLF001
     msg.CallCompleted: SiteWorker._call_completed,  # noqa: SLF001
     msg.CallsAbandoned: SiteWorker._calls_abandoned,  # noqa: SLF001
 }

@@ -169,7 +169,7 @@ async def serve(setup: WorkerSetup) -> None:
     from dfm_async.workers import debugger  # only workers need it
 
     debugger.install(setup.site, setup.terminal, setup.output)
-    worker = _Worker(setup, ended)
+    worker = _SiteWorkerProcess(setup, ended)
     if setup.apart:
         channel = Channel(worker.receive_forwarded, lost, on_malformed=worker.malformed)
     else:
@@ -183,14 +183,14 @@ async def serve(setup: WorkerSetup) -> None:
         if setup.known_only:
             known = await in_thread(lambda: known_classes(adapters, Loader(setup.site, config)), "classes")
     except BaseException as error:  # noqa: BLE001 - whatever importing the user's code raises
-        channel.send(msg.Refused(f"{type(error).__name__}: {error}", traceback.format_exc()))
+        channel.send(msg.WorkerRefused(f"{type(error).__name__}: {error}", traceback.format_exc()))
         channel.close()
         await ended
         return
     await worker.run(table, config, channel, known)
 
 
-class _Worker:
+class _SiteWorkerProcess:
     """Connects the runtime of a site with the application and with its peers."""
 
     def __init__(self, setup: WorkerSetup, ended: asyncio.Future[None]) -> None:
@@ -237,10 +237,10 @@ class _Worker:
                 try:
                     self._runtime = await stack.enter_async_context(runtime)
                 except DfmError as error:  # such as a vault that does not work
-                    channel.send(msg.Refused(str(error), ""))
+                    channel.send(msg.WorkerRefused(str(error), ""))
                     channel.close()
                 else:
-                    channel.send(msg.Hello(os.getpid(), self._address))
+                    channel.send(msg.WorkerReady(os.getpid(), self._address))
                 await self._ended
         finally:
             if self._heartbeat is not None:

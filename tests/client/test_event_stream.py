@@ -9,7 +9,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from dfm_async.client.event_stream import EventStream, EventTooLarge, SentEvent
+from dfm_async.client.event_stream import EventParser, EventTooLarge, SentEvent
 
 LARGE = 1_000_000
 ENDS = [b"\n", b"\r", b"\r\n"]
@@ -63,7 +63,7 @@ def parts_of(stream: bytes, cuts: list[int]) -> list[bytes]:
 
 def read(parts: list[bytes], largest: int = LARGE) -> tuple[list[SentEvent], int | None]:
     """Return the events and the reconnection time; what exceeds the limit ends them."""
-    stream = EventStream(largest)
+    stream = EventParser(largest)
     found: list[SentEvent] = []
     try:
         for part in parts:
@@ -87,7 +87,7 @@ def test_limit_holds_in_the_same_place_however_the_stream_is_cut(stream: bytes, 
 
 @pytest.mark.parametrize("end", ENDS)
 def test_event_is_found_as_soon_as_its_blank_line_begins(end: bytes) -> None:
-    stream = EventStream(LARGE)
+    stream = EventParser(LARGE)
     assert list(stream.feed(b"data: a" + end)) == []
     assert list(stream.feed(end[:1])) == [SentEvent("message", "a", "")]
 
@@ -105,7 +105,7 @@ def test_many_events_may_be_longer_together_than_the_limit(end: bytes, size: int
 )
 def test_event_without_an_end_is_refused_within_bounded_memory(part: bytes) -> None:
     largest = 50_000
-    stream = EventStream(largest)
+    stream = EventParser(largest)
     tracemalloc.start()
     try:
         with pytest.raises(EventTooLarge, match="more than 50,000 bytes"):

@@ -567,7 +567,7 @@ async def test_requests_whose_sender_is_gone_are_carried_out_by_the_next_owner(
         data = [codec.dumps({name: codec.pack(value) for name, value in row.items()}) for row in rows]
         sender = open_store(store_url)
         await sender.open()
-        for request in steering.SendParams(data), steering.StopInput():
+        for request in steering.ParamsRequest(data), steering.StopInputRequest():
             assert await sender.request("shared", msgspec.msgpack.encode(request)) is not None
         await sender.close()
     monkeypatch.undo()

@@ -288,7 +288,7 @@ async def test_objects_without_close_send_no_message(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(Engine, "receive", spy)
     async with Session(fed, target="inline") as session:
         await (await session.execute(pipeline_of(Plain), {"folder": ""}))
-        assert seen == [msg.Results]
+        assert seen == [msg.ResultBatch]
 
 
 async def test_worker_lost_while_closing_objects_loses_no_result() -> None:

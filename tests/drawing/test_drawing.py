@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from dfm_async import Federation, ForEach, If, Pipeline, PipelineError, PlaceParam, Repeat, TryFromCache, Yield, collect
 from dfm_async.drawing import Graph, Node, graph_of, svg
-from dfm_async.drawing.boxes import End
+from dfm_async.drawing.boxes import LineEnd
 from dfm_async.drawing.layout import Layout, Rect, lay_out
 from dfm_async.language.statements import CallStatement
 from dfm_async.planning.plan import Plan
@@ -58,7 +58,7 @@ def every_statement() -> Pipeline:
     return pipeline
 
 
-def size(end: End) -> tuple[float, float]:
+def size(end: LineEnd) -> tuple[float, float]:
     return (22.0, 12.0) if end.part == "foot" else (80.0, 40.0)
 
 
@@ -70,7 +70,7 @@ def inside(a: Rect, b: Rect) -> bool:
     return b.x <= a.x and b.y <= a.y and a.x + a.width <= b.x + b.width and a.bottom <= b.bottom
 
 
-def enclosing(end: End, nodes: dict[str, Node], frames: Container[tuple[str, str]]) -> Iterator[tuple[str, str]]:
+def enclosing(end: LineEnd, nodes: dict[str, Node], frames: Container[tuple[str, str]]) -> Iterator[tuple[str, str]]:
     """The frames that something must stand in."""
     node = nodes[end.node]
     if end.part != "node":

@@ -72,9 +72,9 @@ def test_launch_opens_the_sets_that_the_window_allows() -> None:
 def test_a_set_is_done_when_all_locations_are() -> None:
     job = running(sets=2)
     assert job.frames_done([0]) == ()
-    assert job.frames_done([0]) == [do.FramesDone([0])]
+    assert job.frames_done([0]) == [do.CompleteFrames([0])]
     job.frames_done([1])
-    assert job.frames_done([1]) == [do.FramesDone([1]), do.End()]
+    assert job.frames_done([1]) == [do.CompleteFrames([1]), do.End()]
     assert job.phase is Phase.ENDED
 
 
@@ -87,7 +87,7 @@ def test_a_job_without_sets_ends_when_its_input_stops() -> None:
 def test_the_end_waits_for_objects_that_have_to_be_closed() -> None:
     job = running(locations=1)
     job.objects_built(0)
-    assert job.frames_done([0]) == [do.FramesDone([0])]
+    assert job.frames_done([0]) == [do.CompleteFrames([0])]
     assert job.objects_closed(0) == [do.End()]
 
 
@@ -142,7 +142,7 @@ def test_a_job_that_waits_ends_at_once() -> None:
 
 def test_a_job_ends_when_all_locations_have_stopped() -> None:
     job = running()
-    assert job.halt(JobStatus.ABORTED, "enough", 5) == [do.Cancel(0), do.Cancel(1), do.SetGrace(5)]
+    assert job.halt(JobStatus.ABORTED, "enough", 5) == [do.CancelLocation(0), do.CancelLocation(1), do.SetGrace(5)]
     assert job.stopped(0, 0.0) == ()
     assert job.stopped(1, 3.0) == [do.End(JobStatus.ABORTED, "enough")]
     assert job.outcomes == {0: StopOutcome.STOPPED, 1: StopOutcome.AFTER_GRACE}
@@ -191,7 +191,7 @@ def test_the_first_error_stops_the_job_if_it_is_to() -> None:
 
 def test_a_lost_worker_aborts_a_job_that_may_not_run_again() -> None:
     job = running()
-    assert job.lost(0, ERROR) == [do.Cancel(1), do.SetGrace(5.0)]
+    assert job.lost(0, ERROR) == [do.CancelLocation(1), do.SetGrace(5.0)]
     end = job.stopped(1, 0.0)[-1]
     assert end == do.End(JobStatus.ABORTED, str(ERROR), ERROR)
 
@@ -200,7 +200,7 @@ def test_a_lost_worker_reruns_the_sets_in_flight() -> None:
     job = running(sets=2, reruns=1)
     job.frames_done([0])
     job.frames_done([0])
-    assert job.lost(0, ERROR) == [do.Rerun(ERROR), do.Cancel(1), do.SetGrace(5.0)]
+    assert job.lost(0, ERROR) == [do.Rerun(ERROR), do.CancelLocation(1), do.SetGrace(5.0)]
     assert job.frames_done([1]) == ()  # of the run that is over
     assert job.stopped(1, 0.0) == [do.Requeue(restarted=True)]
     (start,) = job.launch()
@@ -252,12 +252,12 @@ def test_a_contained_loss_is_reported_to_the_caller_and_the_location_begins_agai
 def test_what_its_caller_is_done_with_needs_nothing_of_a_lost_location() -> None:
     job = running(sets=3, callers={1: 0})
     job.frames_done([0], 0)
-    assert job.lost(1, ERROR) == [do.FramesDone([0]), do.Contain(1, 0, 1, ERROR), do.Replace(1)]
-    assert job.frames_done([1], 0) == [do.FramesDone([1])]
+    assert job.lost(1, ERROR) == [do.CompleteFrames([0]), do.Contain(1, 0, 1, ERROR), do.Replace(1)]
+    assert job.frames_done([1], 0) == [do.CompleteFrames([1])]
     (restart,) = job.replaced(1)
     assert isinstance(restart, do.Restart)
     assert [(batch.first, len(batch.rows)) for batch in restart.batches] == [(2, 1)]
-    assert job.frames_done([2], 0) == [do.FramesDone([2]), do.Cancel(1), do.End()]
+    assert job.frames_done([2], 0) == [do.CompleteFrames([2]), do.CancelLocation(1), do.End()]
 
 
 def test_a_location_with_nothing_left_to_do_is_not_replaced() -> None:
@@ -286,7 +286,7 @@ def test_a_set_is_not_done_twice_if_the_location_reports_it_again() -> None:
     job = running(sets=2, callers={1: 0})
     job.lost(1, ERROR)
     job.replaced(1)
-    assert job.frames_done([0], 0) == [do.FramesDone([0])]
+    assert job.frames_done([0], 0) == [do.CompleteFrames([0])]
     assert job.restarted(1) == [do.Restore(1, 0, 1, [0, 1])]
     assert job.frames_done([0], 1) == ()
     assert job.frames_done([1], 0) == ()
@@ -345,11 +345,11 @@ def test_a_contained_worker_that_does_not_start_loses_no_parameter_sets() -> Non
 def test_a_location_that_begins_again_is_cancelled_with_the_job() -> None:
     job = running(callers={1: 0})
     job.lost(1, ERROR)
-    assert do.Cancel(1) not in job.halt(JobStatus.ABORTED, "enough", 5)
+    assert do.CancelLocation(1) not in job.halt(JobStatus.ABORTED, "enough", 5)
     job = running(callers={1: 0})
     job.lost(1, ERROR)
     job.replaced(1)
-    assert do.Cancel(1) in job.halt(JobStatus.ABORTED, "enough", 5)
+    assert do.CancelLocation(1) in job.halt(JobStatus.ABORTED, "enough", 5)
 
 
 # random orders
@@ -393,14 +393,14 @@ class Simulation:
                                 assert index not in self.open[at], "a set is opened once per run"
                                 self.open[at].add(index)
                     assert len({index for found in self.open for index in found}) <= 3, "the window is kept"
-                case do.FramesDone(indexes=indexes):
+                case do.CompleteFrames(indexes=indexes):
                     self.done.update(indexes)
                     assert all(index not in found for index in indexes for found in self.open)
                 case do.Grant(at=at, items=items):
                     assert not self.log.full
                     self.granted[at] += items
                     assert self.granted[at] <= self.used[at], "credit is what was used"
-                case do.Cancel(at=at):
+                case do.CancelLocation(at=at):
                     starting = self.absent.get(at) == "its state"
                     assert at not in self.gone or starting, "nobody is asked that is gone"
                     assert at not in self.cancelled, "each location is asked once"

@@ -16,8 +16,8 @@ from dfm_async.engine.waits import (
     Begun,
     Effect,
     Over,
-    Reply,
     WaitLedger,
+    WaitReply,
     read_event,
 )
 from dfm_async.errors import ParameterError
@@ -32,14 +32,14 @@ def ledger() -> WaitLedger:
 
 
 def replies(effects: Sequence[Effect]) -> list[tuple[tuple[int, ...], str | None]]:
-    return [(effect.frame, effect.value) for effect in effects if isinstance(effect, Reply)]
+    return [(effect.frame, effect.value) for effect in effects if isinstance(effect, WaitReply)]
 
 
 def test_the_first_event_goes_to_the_first_wait_that_began() -> None:
     waits = ledger()
     assert waits.begin(0, "Wait#1", A, "go", None, 1.0) == [Begun(0, "Wait#1", A, "go", None)]
     waits.begin(0, "Wait#1", B, "go", None, 2.0)
-    assert waits.send(0, "go", "1", 3.0) == (Over(0, "Wait#1", A, "go", "1"), Reply(0, "Wait#1", A, "1"))
+    assert waits.send(0, "go", "1", 3.0) == (Over(0, "Wait#1", A, "go", "1"), WaitReply(0, "Wait#1", A, "1"))
     assert replies(waits.send(0, "go", "2", 4.0)) == [(B, "2")]
 
 
@@ -70,7 +70,7 @@ def test_a_set_that_runs_again_gets_the_same_events_and_the_same_times() -> None
     waits.restart()
     assert waits.due() is None
     assert waits.waiting(10) == ()
-    assert waits.begin(0, "Wait#1", A, "go", None, 5.0) == [Reply(0, "Wait#1", A, "1")]
+    assert waits.begin(0, "Wait#1", A, "go", None, 5.0) == [WaitReply(0, "Wait#1", A, "1")]
     assert waits.begin(0, "Sleep#2", A, "", 10.0, 6.0) == []
     assert waits.due() == 13.0
     waits.restart()
@@ -179,7 +179,7 @@ class _Run:
                     self.log.append(
                         WaitEnded(len(self.log), frame, "", node, event, "time" if value is None else "event")
                     )
-                case Reply(_, node, frame, value):
+                case WaitReply(_, node, frame, value):
                     assert (node, frame) in self.asking
                     self.asking.discard((node, frame))
                     assert self.got.setdefault((node, frame), value) == value  # what was decided stays

@@ -69,11 +69,11 @@ async def delivered(agent: FlareAgent, hand: Hand, result: Any = 1, number: int 
     return found
 
 
-def report(found: msg.ResultOffer, part: int = 0, state: str = "completed", **rest: Any) -> msg.Report:
+def report(found: msg.ResultOffer, part: int = 0, state: str = "completed", **rest: Any) -> msg.TransferReport:
     """What a receiver says about a large part."""
     number, size = found.parts[part]
     done = size if state == "completed" else 0
-    return msg.Report(
+    return msg.TransferReport(
         found.result, number, **{"receiver": "site", "sequence": 1, "bytes_done": done, "state": state, **rest}
     )
 
@@ -88,7 +88,7 @@ async def stop(how: str, agent: FlareAgent, hand: Hand) -> None:
     """Ends the connection of an agent in one of four ways."""
     match how:
         case "end":
-            hand.say(msg.End("done"))
+            hand.say(msg.EndOfTasks("done"))
         case "abort":
             hand.say(msg.Abort("stop"))
         case "vanish":

@@ -32,7 +32,7 @@ async def test_log_waits_only_while_the_queue_is_full(agent: FlareAgent, hand: H
     assert sum(one.done() for one in waiting) == 1
     hand.say(msg.MetricTaken(3))
     await asyncio.gather(*waiting)
-    assert [found.number for found in hand.all(msg.Metrics)] == [1, 2, 3, 4, 5]
+    assert [found.number for found in hand.all(msg.ProgramMetrics)] == [1, 2, 3, 4, 5]
     hand.say(msg.MetricTaken(5))
 
 
@@ -71,7 +71,7 @@ async def test_a_log_that_is_cancelled_while_it_waits_sends_nothing(agent: Flare
     first.cancel()
     hand.say(msg.MetricTaken(1))
     await second
-    assert [found.data for found in hand.all(msg.Metrics)] == [
+    assert [found.data for found in hand.all(msg.ProgramMetrics)] == [
         PlainCodec().encode({"a": number}).data for number in (1, 3)
     ]
     hand.say(msg.MetricTaken(2))
@@ -94,7 +94,7 @@ async def test_metrics_that_cannot_be_sent_take_no_place_in_the_queue(
     with pytest.raises(error):
         await agent.log(record, step=step)
     await asyncio.wait_for(agent.log({"a": 1}, step=np.int64(7)), 1)
-    assert (await hand.next(msg.Metrics)).step == 7
+    assert (await hand.next(msg.ProgramMetrics)).step == 7
     hand.say(msg.MetricTaken(1))
 
 
@@ -110,8 +110,8 @@ async def test_without_a_channel_for_metrics_there_is_no_log(monkeypatch: pytest
 async def test_progress_is_sent_at_once(agent: FlareAgent, hand: Hand) -> None:
     agent.progress(3, 10, "epochs")
     agent.progress(np.float32(0.5))
-    assert await hand.next(msg.Progress, 1) == msg.Progress(0.5)
-    assert hand.all(msg.Progress)[0] == msg.Progress(3.0, 10.0, "epochs")
+    assert await hand.next(msg.ProgramProgress, 1) == msg.ProgramProgress(0.5)
+    assert hand.all(msg.ProgramProgress)[0] == msg.ProgramProgress(3.0, 10.0, "epochs")
 
 
 # launch_once

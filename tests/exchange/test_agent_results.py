@@ -209,7 +209,7 @@ async def test_a_large_result_is_served_in_chunks_to_every_receiver(agent: Flare
     answering, found = await submitted(agent, hand, receivers=["a", "b"])
     number, size = found.parts[0]
     for receiver in ("a", "b"):
-        hand.say(msg.Report(found.result, number, receiver, 0, 0, limit=size))
+        hand.say(msg.TransferReport(found.result, number, receiver, 0, 0, limit=size))
     await idle()
     assert hand.bytes == {(number, receiver): LARGE.tobytes() for receiver in ("a", "b")}
     hand.say(report(found, receiver="a"))
@@ -337,7 +337,7 @@ async def test_what_arrives_in_the_short_wait_is_a_success(agent: FlareAgent, ha
 async def test_end_does_not_abandon_a_result_in_flight(agent: FlareAgent, hand: Hand) -> None:
     """3.1.4: END means finish what is queued, then stop."""
     answering, found = await submitted(agent, hand)
-    hand.say(msg.End("the job is ending"))
+    hand.say(msg.EndOfTasks("the job is ending"))
     await asyncio.sleep(30)
     assert not answering.done()
     hand.say(msg.Settled(found.result, "finished"))

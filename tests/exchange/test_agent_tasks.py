@@ -82,7 +82,7 @@ async def test_a_site_that_ends_and_closes_has_ended_and_is_not_gone(agent: Flar
     """Both may come before a waiting call was notified of the first."""
     waiting = asyncio.ensure_future(agent.get_task())
     await idle()
-    hand.say(msg.End("done"))
+    hand.say(msg.EndOfTasks("done"))
     hand.pipe.close()
     with pytest.raises(AgentClosed, match="ended"):
         await waiting
@@ -90,7 +90,7 @@ async def test_a_site_that_ends_and_closes_has_ended_and_is_not_gone(agent: Flar
 
 @with_agent()
 async def test_a_site_that_ends_and_vanishes_before_the_result_is_gone(agent: FlareAgent, hand: Hand) -> None:
-    hand.say(offer(), msg.End("done"))
+    hand.say(offer(), msg.EndOfTasks("done"))
     await agent.get_task()
     await hand.close()
     await idle()
@@ -144,7 +144,7 @@ async def test_every_caller_gets_an_exception_of_its_own(agent: FlareAgent, hand
 
 @with_agent()
 async def test_queued_tasks_are_delivered_before_end_takes_effect(agent: FlareAgent, hand: Hand) -> None:
-    hand.say(offer(1), offer(2), msg.End("done"))
+    hand.say(offer(1), offer(2), msg.EndOfTasks("done"))
     for number in (1, 2):
         task = await agent.get_task(0) if number == 2 else await agent.get_task()
         assert task is not None
@@ -159,8 +159,8 @@ async def test_queued_tasks_are_delivered_before_end_takes_effect(agent: FlareAg
 async def test_a_task_in_transfer_is_delivered_before_end_takes_effect(agent: FlareAgent, hand: Hand) -> None:
     encoded = PlainCodec().encode(LARGE)
     ((number, part),) = encoded.parts.items()
-    hand.say(offer(1, data=encoded.data, parts=[(number, len(part))]), msg.End("done"))
-    asked = await hand.next(msg.Report)
+    hand.say(offer(1, data=encoded.data, parts=[(number, len(part))]), msg.EndOfTasks("done"))
+    asked = await hand.next(msg.TransferReport)
     waiting = asyncio.ensure_future(agent.get_task())
     await idle()
     assert not waiting.done()
@@ -175,8 +175,8 @@ async def test_a_task_in_transfer_is_delivered_before_end_takes_effect(agent: Fl
 
 @with_agent()
 async def test_an_end_while_a_task_is_coming_that_never_comes_takes_effect_then(agent: FlareAgent, hand: Hand) -> None:
-    hand.say(offer(1, parts=[(1, 100)]), msg.End("done"))
-    await hand.next(msg.Report)
+    hand.say(offer(1, parts=[(1, 100)]), msg.EndOfTasks("done"))
+    await hand.next(msg.TransferReport)
     assert agent.closed is None
     hand.say(msg.Withdrawn("t1", "it was a mistake"))
     with pytest.raises(AgentClosed, match="ended"):
@@ -195,7 +195,7 @@ async def test_abort_drops_what_is_queued(agent: FlareAgent, hand: Hand) -> None
 
 @with_agent()
 async def test_a_task_that_comes_after_the_end_is_refused(hand: Hand) -> None:
-    hand.say(msg.End(), offer())
+    hand.say(msg.EndOfTasks(), offer())
     answer = await hand.next(msg.TaskAnswer)
     assert (answer.accepted, answer.reason) == (False, "the program takes no more tasks")
 
@@ -244,7 +244,7 @@ async def test_a_repeated_answer_does_not_count_for_the_next_result(agent: Flare
 
 async def test_a_handler_that_is_not_async_runs_in_a_thread() -> None:
     async with agent_by_hand() as (agent, hand):
-        hand.say(offer(), msg.End())
+        hand.say(offer(), msg.EndOfTasks())
         running = asyncio.ensure_future(agent.run(lambda task: threading.current_thread().name))
         found = await accepting(hand)
         await running
@@ -263,7 +263,7 @@ async def test_what_a_handler_raises_is_the_answer_and_the_next_task_is_taken(ki
         return sync(task)
 
     async with agent_by_hand() as (agent, hand):
-        hand.say(offer(1), offer(2), msg.End())
+        hand.say(offer(1), offer(2), msg.EndOfTasks())
         running = asyncio.ensure_future(agent.run(sync if kind == "thread" else coroutine))
         first = await accepting(hand)
         assert (first.task, first.rc) == ("t1", FAILED)
@@ -282,7 +282,7 @@ async def test_run_goes_on_after_a_result_that_could_not_be_sent_or_was_refused(
         return results[task.id]
 
     async with agent_by_hand() as (agent, hand):
-        hand.say(offer(1), offer(2), offer(3), msg.End())
+        hand.say(offer(1), offer(2), offer(3), msg.EndOfTasks())
         running = asyncio.ensure_future(agent.run(handler))
         assert (await accepting(hand)).rc == FAILED
         refused = await hand.next(msg.ResultOffer, 1)
@@ -318,7 +318,7 @@ async def test_closing_sends_end_once(agent: FlareAgent, hand: Hand) -> None:
     await asyncio.gather(agent.close(), agent.close())
     await agent.close()
     await hand.gone.wait()
-    assert len(hand.all(msg.End)) == 1
+    assert len(hand.all(msg.EndOfTasks)) == 1
     for call in (agent.submit_result(1), agent.get_task(), agent.log({})):
         with pytest.raises(AgentClosed, match="closed here"):
             await call
@@ -331,7 +331,7 @@ async def test_an_agent_that_aborts_sends_the_reason(agent: FlareAgent, hand: Ha
     assert await hand.next(msg.Abort) == msg.Abort("out of memory")
     assert await reason_of(agent) == ("closed here", "out of memory")
     await agent.close()
-    assert hand.all(msg.End) == []
+    assert hand.all(msg.EndOfTasks) == []
 
 
 @pytest.mark.parametrize(

@@ -180,7 +180,7 @@ async def reach(phase: str, hand: Hand, task: msg.TaskOffer) -> None:
         hand.say(msg.TaskAnswer(task.task, True))
     if phase == "pulling":
         hand.say(result_of(task, (1, 100)))
-        await hand.next(msg.Report)
+        await hand.next(msg.TransferReport)
 
 
 @with_pair()
@@ -192,7 +192,7 @@ async def test_a_program_that_aborts_fails_its_task(executor: LauncherExecutor, 
         await executing
 
 
-@pytest.mark.parametrize("answer", [msg.End("tired"), None])
+@pytest.mark.parametrize("answer", [msg.EndOfTasks("tired"), None])
 @pytest.mark.parametrize("phase", ["offered", "accepted", "pulling"])
 @with_executor()
 async def test_a_program_that_ends_or_vanishes_before_its_result_is_gone(
@@ -210,7 +210,7 @@ async def test_a_program_that_ends_or_vanishes_before_its_result_is_gone(
 @with_executor()
 async def test_a_result_that_came_before_the_end_counts(executor: LauncherExecutor, hand: Hand) -> None:
     executing, task = await begin_task(executor, hand)
-    hand.say(result_of(task), msg.End("done"))
+    hand.say(result_of(task), msg.EndOfTasks("done"))
     hand.pipe.close()
     assert (await executing).ok
 

@@ -424,7 +424,7 @@ async def test_the_time_to_accept_is_longer_while_the_payload_makes_progress() -
         number, size = task.parts[0]
         for sequence in range(5):
             await asyncio.sleep(9)
-            hand.say(msg.Report(task.task, number, "program", sequence, sequence * 1000, limit=size))
+            hand.say(msg.TransferReport(task.task, number, "program", sequence, sequence * 1000, limit=size))
         await asyncio.sleep(9)
         assert not executing.done()
         with pytest.raises(TimeoutError, match="took longer than 10 s"):
@@ -454,7 +454,7 @@ async def test_a_large_result_that_does_not_come_fails_after_the_idle_timeout() 
         hand.say(result_of(task, (1, 100), (2, 100)))
         with pytest.raises(TransferFailed, match="nothing has come for 50 s"):
             await executing
-        assert [report.state for report in hand.all(msg.Report)[-2:]] == ["failed", "aborted"]
+        assert [report.state for report in hand.all(msg.TransferReport)[-2:]] == ["failed", "aborted"]
 
 
 @pytest.mark.parametrize(
@@ -486,7 +486,7 @@ async def test_the_id_of_a_result_cannot_escape_its_folder(tmp_path: Path, size:
         hand.say(result_of(task, (1, size), result="../outside"))
         offered = await offering
         pulling = asyncio.ensure_future(offered.pull("disk", folder=str(folder)))
-        await hand.next(msg.Report)
+        await hand.next(msg.TransferReport)
         hand.say(msg.Withdrawn("../outside"))
         with pytest.raises(TransferFailed):
             await pulling

@@ -19,7 +19,17 @@ from dfm_async.exchange.bootstrap import VARIABLE, Bootstrap, read_bootstrap, st
 from dfm_async.exchange.connection import Pipe
 from dfm_async.exchange.handshake import HandshakeTransport, connect
 from dfm_async.exchange.options import AgentOptions, ExecutorOptions
-from dfm_async.exchange.program_messages import VERSION, Abort, Beat, End, Hello, Message, Refused, TaskOffer, Welcome
+from dfm_async.exchange.program_messages import (
+    VERSION,
+    Abort,
+    Beat,
+    EndOfTasks,
+    Hello,
+    Message,
+    Refused,
+    TaskOffer,
+    Welcome,
+)
 from dfm_async.exchange.transports import site_transport
 from tests.exchange.rig import Recorder, on_virtual_time
 
@@ -128,7 +138,7 @@ async def test_a_token_is_good_for_one_hello(doors: Doors) -> None:
     assert len(doors.up) == 1
 
 
-@pytest.mark.parametrize("first", [Beat(), End("done"), Abort("no"), Welcome("s", "j"), Refused("you")])
+@pytest.mark.parametrize("first", [Beat(), EndOfTasks("done"), Abort("no"), Welcome("s", "j"), Refused("you")])
 async def test_another_first_message_than_hello_is_refused(doors: Doors, first: Message) -> None:
     """3.3.4: only *up* counts as up; a peer that says END or ABORT has not come up."""
     bootstrap = doors.invite()
@@ -326,7 +336,7 @@ def behind_the_welcome(*messages: Message) -> Callable[[HandshakeTransport, Any,
 async def test_a_task_right_behind_the_welcome_is_not_lost(doors: Doors, monkeypatch: pytest.MonkeyPatch) -> None:
     """A site that waits for its program sends the task at once; both may be read in one piece."""
     offer = TaskOffer("t1", "train", b"\xc0", [])
-    monkeypatch.setattr(HandshakeTransport, "admit", behind_the_welcome(offer, End("no more")))
+    monkeypatch.setattr(HandshakeTransport, "admit", behind_the_welcome(offer, EndOfTasks("no more")))
     async with FlareAgent(doors.invite()) as agent:
         task = await agent.get_task(0)
         assert task is not None

@@ -13,7 +13,7 @@ from dfm_async.errors import AgentClosed, CallStateError, ExchangeError, PeerGon
 from dfm_async.exchange import AgentOptions, Encoded, ExecutorOptions, Task
 from dfm_async.exchange import program_messages as msg
 from dfm_async.exchange.agent_machine import AgentMachine, DecodeTask
-from dfm_async.exchange.endpoint import Endpoint, PipeTraits, Send, SendChunks
+from dfm_async.exchange.endpoint import Endpoint, PipeTraits, SendChunks, SendMessage
 from dfm_async.exchange.site_machine import SiteMachine
 
 M = TypeVar("M", bound=Endpoint)
@@ -37,7 +37,7 @@ class Rig:
         effects = self.machine.effects
         while effects:
             effect = effects.popleft()
-            if isinstance(effect, Send):
+            if isinstance(effect, SendMessage):
                 found.append(effect.message)
             elif isinstance(effect, DecodeTask):
                 self.machine.task_decoded(effect.offer, Task(effect.offer.name, id=effect.offer.task))
@@ -120,11 +120,11 @@ MESSAGES = st.sampled_from(
         msg.ResultOffer("t1", "r1", "OK", b"", []),
         msg.ResultOffer("t1", "r2", "OK", b"", [(1, 10)]),
         msg.ResultOffer("t0", "r0", "OK", b"", []),
-        msg.Report("t1", 1, "program", 0, 0, limit=1000),
-        msg.Report("t1", 1, "program", 1, 600_000, "completed"),
+        msg.TransferReport("t1", 1, "program", 0, 0, limit=1000),
+        msg.TransferReport("t1", 1, "program", 1, 600_000, "completed"),
         msg.Withdrawn("r2"),
-        msg.Metrics(1, b""),
-        msg.End("end"),
+        msg.ProgramMetrics(1, b""),
+        msg.EndOfTasks("end"),
         msg.Abort("abort"),
     ]
 )
@@ -153,7 +153,7 @@ def test_an_exchange_at_the_site_has_one_outcome_in_any_order(events: list[Any],
             found = error
         assert outcome is None or found is outcome, "an outcome does not change"
         outcome = found
-        if isinstance(event, (msg.End, msg.Abort)) or event in ("lost", "fail"):
+        if isinstance(event, (msg.EndOfTasks, msg.Abort)) or event in ("lost", "fail"):
             assert outcome is not None
     rig.wait(200)
     try:
@@ -215,16 +215,16 @@ def test_an_agent_answers_each_task_once_in_any_order(events: list[Any], large: 
         elif event in ("settle", "fail") and answering is not None:
             rig.receive(msg.Settled(answering.result, "finished" if event == "settle" else "failed"))
         elif event == "pull" and answering is not None:
-            rig.receive(msg.Report(answering.result, 1, "site", 1, 600_000, "completed"))
+            rig.receive(msg.TransferReport(answering.result, 1, "site", 1, 600_000, "completed"))
         elif event == "cancel" and answering is not None:
             machine.end_answer()
             answering = None
         elif event == "lost":
             machine.lost("lost")
         elif event == "stop":
-            machine.stop(msg.End())
+            machine.stop(msg.EndOfTasks())
         elif event == "end":
-            rig.receive(msg.End())
+            rig.receive(msg.EndOfTasks())
         elif event == "abort":
             rig.receive(msg.Abort())
         elif isinstance(event, float):

@@ -25,11 +25,11 @@ from dfm_async.exchange.program_messages import (
     Abort,
     Beat,
     Chunk,
-    End,
+    EndOfTasks,
     Hello,
     Message,
-    Metrics,
-    Progress,
+    ProgramMetrics,
+    ProgramProgress,
     ResultOffer,
     TaskAnswer,
     TaskOffer,
@@ -102,7 +102,7 @@ async def write(near: socket.socket, data: bytes) -> None:
 async def test_messages_come_in_order_and_none_twice(ends: Pair) -> None:
     left, right = ends
     taker = Recorder(right)
-    sent: list[Message] = [Progress(float(number)) for number in range(100)]
+    sent: list[Message] = [ProgramProgress(float(number)) for number in range(100)]
     for message in sent:
         left.send(message)
     assert await taker.until(100) == sent
@@ -112,9 +112,9 @@ async def test_both_directions_at_once(ends: Pair) -> None:
     takers = [Recorder(pipe) for pipe in ends]
     for pipe in ends:
         pipe.send(Beat())
-        pipe.send(End("mine"))
+        pipe.send(EndOfTasks("mine"))
     for taker in takers:
-        assert await taker.until(2) == [Beat(), End("mine")]
+        assert await taker.until(2) == [Beat(), EndOfTasks("mine")]
 
 
 async def test_chunks_and_messages_keep_their_order(ends: Pair) -> None:
@@ -125,8 +125,8 @@ async def test_chunks_and_messages_keep_their_order(ends: Pair) -> None:
     for number in range(5):
         chunk = Chunk("tx", 1, "site", number, 0)
         left.send(chunk, memoryview(data)[number:])
-        left.send(Progress(float(number)))
-        sent += [chunk, Progress(float(number))]
+        left.send(ProgramProgress(float(number)))
+        sent += [chunk, ProgramProgress(float(number))]
     assert await taker.until(10) == sent
     assert taker.chunks == [(number, data[number:]) for number in range(5)]
 
@@ -150,9 +150,9 @@ async def test_another_receiver_takes_the_rest(ends: Pair) -> None:
             right.open(second)
 
     first = First(right)
-    for message in (Beat(), End(), Abort()):
+    for message in (Beat(), EndOfTasks(), Abort()):
         left.send(message)
-    assert await second.until(2) == [End(), Abort()]
+    assert await second.until(2) == [EndOfTasks(), Abort()]
     assert first.got == [Beat()]
 
 
@@ -161,9 +161,9 @@ async def test_closing_sends_what_is_queued(ends: Pair) -> None:
     taker = Recorder(right)
     data = bytes(3_000_000)
     left.send(CHUNK, memoryview(data))
-    left.send(End("bye"))
+    left.send(EndOfTasks("bye"))
     left.close()
-    assert await taker.until(2) == [CHUNK, End("bye")]
+    assert await taker.until(2) == [CHUNK, EndOfTasks("bye")]
     await taker.end()
     await left.wait_closed()
 
@@ -202,7 +202,7 @@ async def test_a_late_receiver_gets_the_messages_and_then_the_end(ends: Pair) ->
     assert order == [Refusal, "lost"]
 
 
-Refusal = End("the only message that may come so early")
+Refusal = EndOfTasks("the only message that may come so early")
 
 
 async def test_what_is_sent_after_the_end_is_ignored(ends: Pair) -> None:
@@ -270,8 +270,8 @@ async def test_a_drain_that_is_cancelled_leaves_the_others_waiting(ends: Pair) -
 
 
 MESSAGES = st.one_of(
-    st.builds(Progress, st.floats(0, 1), st.none(), st.text(max_size=20)),
-    st.builds(Metrics, st.integers(0, 9), st.binary(max_size=40)),
+    st.builds(ProgramProgress, st.floats(0, 1), st.none(), st.text(max_size=20)),
+    st.builds(ProgramMetrics, st.integers(0, 9), st.binary(max_size=40)),
     st.just(Beat()),
     st.tuples(
         st.builds(Chunk, st.just("tx"), st.just(1), st.just("site"), st.integers(0, 9), st.just(0)),
@@ -314,8 +314,8 @@ async def test_any_split_of_the_stream_gives_the_same_messages(messages: list[An
 async def test_a_frame_of_another_launch_is_ignored_and_counted(foreign: bytes) -> None:
     """3.1: messages carry the session's id and the launch's token, others are ignored."""
     async with raw() as (near, pipe, taker):
-        await write(near, frame(Beat()) + foreign + frame(CHUNK, b"mine") + frame(End()))
-        assert await taker.until(3) == [Beat(), CHUNK, End()]
+        await write(near, frame(Beat()) + foreign + frame(CHUNK, b"mine") + frame(EndOfTasks()))
+        assert await taker.until(3) == [Beat(), CHUNK, EndOfTasks()]
         assert taker.chunks == [(0, b"mine")]
         assert pipe.ignored == 1
 
@@ -323,8 +323,10 @@ async def test_a_frame_of_another_launch_is_ignored_and_counted(foreign: bytes) 
 async def test_frames_without_a_stamp_count_only_before_the_handshake() -> None:
     """A gate that has no room says so before it has heard who is there."""
     async with raw() as (near, pipe, taker):
-        await write(near, frame(End("no room"), stamp=0) + frame(Beat()) + frame(Abort(), stamp=0) + frame(End()))
-        assert await taker.until(3) == [End("no room"), Beat(), End()]
+        await write(
+            near, frame(EndOfTasks("no room"), stamp=0) + frame(Beat()) + frame(Abort(), stamp=0) + frame(EndOfTasks())
+        )
+        assert await taker.until(3) == [EndOfTasks("no room"), Beat(), EndOfTasks()]
         assert pipe.ignored == 1
 
 
@@ -349,7 +351,7 @@ async def test_a_peer_that_is_not_known_yet_may_say_hello_with_any_stamp() -> No
         hello = Hello(1, "t", "s", 7)
         await write(near, frame(hello, stamp=77))
         assert await taker.until(1) == [hello]
-        pipe.send(End("no"))
+        pipe.send(EndOfTasks("no"))
         answer = await asyncio.get_running_loop().sock_recv(near, 100)
         assert HEAD.unpack_from(answer)[2] == 77, "so that the peer does not ignore the answer"
 
@@ -392,7 +394,9 @@ async def test_garbage_is_reported_once_even_to_a_new_receiver() -> None:
         assert len(later.reasons) == 1
 
 
-@pytest.mark.parametrize("whole", [frame(End("never whole")), frame(CHUNK, bytes(1000))], ids=["message", "chunk"])
+@pytest.mark.parametrize(
+    "whole", [frame(EndOfTasks("never whole")), frame(CHUNK, bytes(1000))], ids=["message", "chunk"]
+)
 async def test_a_peer_that_vanishes_in_the_middle_of_a_frame_is_lost(whole: bytes) -> None:
     async with raw() as (near, pipe, taker):
         await write(near, whole[:-3])
@@ -428,8 +432,8 @@ async def test_the_bytes_of_a_chunk_go_straight_to_their_room() -> None:
 async def test_the_buffer_grows_for_a_large_message_and_shrinks_again() -> None:
     async with raw() as (near, pipe, taker):
         large = TaskOffer("t", "train", bytes(range(256)) * 20_000, [])
-        await write(near, frame(Beat()) + frame(large) + frame(End()))
-        assert await taker.until(3) == [Beat(), large, End()]
+        await write(near, frame(Beat()) + frame(large) + frame(EndOfTasks()))
+        assert await taker.until(3) == [Beat(), large, EndOfTasks()]
         assert len(pipe._in) == socket_module._BUFFER
 
 
@@ -453,7 +457,7 @@ async def test_a_pipe_that_is_closed_before_its_connection_is_made_closes_it_the
 
     def refused() -> SocketPipe:
         pipe = SocketPipe()
-        pipe.send(End("no room"))
+        pipe.send(EndOfTasks("no room"))
         pipe.close()
         return pipe
 
@@ -482,7 +486,9 @@ def test_chunks_and_messages_arrive_in_order_whatever_the_kernel_takes(
         sent: list[Message] = []
         for number, size in enumerate(SIZES):
             # One of them waits for the end of the loop's turn, the other is written at once.
-            note: Message = Progress(float(number)) if number % 2 else ResultOffer("task", str(number), "OK", b"", [])
+            note: Message = (
+                ProgramProgress(float(number)) if number % 2 else ResultOffer("task", str(number), "OK", b"", [])
+            )
             chunk = Chunk("tx", number, "r", 0, 0)
             sender.send(note)
             sender.send(chunk, memoryview(bytes([number]) * size))

@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 
 from dfm_async.errors import TransferFailed
 from dfm_async.exchange import transfers
-from dfm_async.exchange.program_messages import Chunk, Message, Report
+from dfm_async.exchange.program_messages import Chunk, Message, TransferReport
 from dfm_async.exchange.progress import ProgressTracker, Verdict
-from dfm_async.exchange.transfers import Download, FileSink, MemorySink, Sink, Upload
+from dfm_async.exchange.transfers import Download, MemorySink, OutgoingTransfer, Sink, TransferFile
 
 SMALL = 8
 """The size of a chunk in these tests."""
@@ -44,14 +44,14 @@ class Rig:
     def __init__(self, *parts: bytes, receivers: tuple[str, ...] = ("site",), checksums: bool = False) -> None:
         self.now = 0.0
         self.tracker = ProgressTracker(idle_timeout=IDLE, clock=lambda: self.now)
-        self.reports: list[Report] = []
+        self.reports: list[TransferReport] = []
         self.parts = dict(enumerate(parts, 1))
         views = {number: memoryview(data) for number, data in self.parts.items()}
-        self.upload = Upload("tx", views, receivers, self.tracker, checksums=checksums)
+        self.upload = OutgoingTransfer("tx", views, receivers, self.tracker, checksums=checksums)
 
     def report(self, message: Message) -> None:
         """From a receiver to the upload."""
-        assert isinstance(message, Report)
+        assert isinstance(message, TransferReport)
         self.reports.append(message)
         self.upload.report(message, self.now)
 
@@ -118,7 +118,7 @@ def test_never_more_than_the_window_is_sent_ahead_of_what_has_arrived() -> None:
 def test_chunks_are_sent_once_and_the_last_has_the_rest() -> None:
     rig = Rig(content(2 * SMALL + 3))
     for limit in (8, 16, 100):
-        rig.report(Report("tx", 1, "site", limit, 0, limit=limit))
+        rig.report(TransferReport("tx", 1, "site", limit, 0, limit=limit))
     assert [(chunk.offset, len(data)) for chunk, data in rig.take()] == [(0, SMALL), (SMALL, SMALL), (2 * SMALL, 3)]
 
 
@@ -133,12 +133,12 @@ def test_parts_and_receivers_are_served_in_turn() -> None:
 @pytest.mark.parametrize(
     "report",
     [
-        pytest.param(Report("tx", 2, "site", 1, 0, limit=100), id="unknown part"),
-        pytest.param(Report("tx", 1, "somebody", 1, 0, limit=100), id="unknown receiver"),
-        *(Report("tx", 1, "site", 0, done, "active", 1 << 62, True) for done in (-1, -1000, 101, 1 << 62)),
+        pytest.param(TransferReport("tx", 2, "site", 1, 0, limit=100), id="unknown part"),
+        pytest.param(TransferReport("tx", 1, "somebody", 1, 0, limit=100), id="unknown receiver"),
+        *(TransferReport("tx", 1, "site", 0, done, "active", 1 << 62, True) for done in (-1, -1000, 101, 1 << 62)),
     ],
 )
-def test_a_report_that_cannot_be_right_is_ignored(report: Report) -> None:
+def test_a_report_that_cannot_be_right_is_ignored(report: TransferReport) -> None:
     rig = Rig(content(100))
     rig.report(report)
     assert rig.take() == []
@@ -146,16 +146,16 @@ def test_a_report_that_cannot_be_right_is_ignored(report: Report) -> None:
 
 def test_a_receiver_that_requests_more_than_a_window_gets_a_window() -> None:
     rig = Rig(content(10 * AHEAD))
-    rig.report(Report("tx", 1, "site", 0, 0, "active", 1 << 62))
+    rig.report(TransferReport("tx", 1, "site", 0, 0, "active", 1 << 62))
     assert sum(len(data) for _, data in rig.take()) == AHEAD
 
 
 def test_an_old_report_sends_nothing_again() -> None:
     rig = Rig(content(100))
-    rig.report(Report("tx", 1, "site", 5, 8, limit=16))
+    rig.report(TransferReport("tx", 1, "site", 5, 8, limit=16))
     rig.take()
     for sequence, done in ((5, 8), (4, 0)):
-        rig.report(Report("tx", 1, "site", sequence, done, limit=100, restart=True))
+        rig.report(TransferReport("tx", 1, "site", sequence, done, limit=100, restart=True))
     assert rig.take() == []
 
 
@@ -177,13 +177,13 @@ def test_receivers_are_independent_of_each_other() -> None:
 def test_what_is_freed_is_neither_sent_nor_held() -> None:
     data = bytearray(content(100))
     tracker = ProgressTracker(idle_timeout=IDLE, clock=lambda: 0.0)
-    upload = Upload("tx", {1: memoryview(data)}, ("site",), tracker)
-    upload.report(Report("tx", 1, "site", 0, 0, limit=100), 0.0)
+    upload = OutgoingTransfer("tx", {1: memoryview(data)}, ("site",), tracker)
+    upload.report(TransferReport("tx", 1, "site", 0, 0, limit=100), 0.0)
     assert upload.next_chunk() is not None
     assert upload.free(), "the receiver does not have everything"
     assert not upload.free()
     assert upload.next_chunk() is None
-    upload.report(Report("tx", 1, "site", 1, 0, limit=100, restart=True), 0.0)
+    upload.report(TransferReport("tx", 1, "site", 1, 0, limit=100, restart=True), 0.0)
     assert upload.next_chunk() is None
     gc.collect()
     data.extend(b"more")  # raises if somebody holds the memory
@@ -264,7 +264,7 @@ def test_bytes_are_right_whatever_is_lost_damaged_or_doubled_within_the_retries(
 
     def report(message: Message) -> None:
         nonlocal sent
-        assert isinstance(message, Report)
+        assert isinstance(message, TransferReport)
         sent += 1
         if sent - 1 not in reports or message.state != "active":
             rig.upload.report(message, rig.now)
@@ -394,7 +394,7 @@ def test_a_full_disk_fails_the_download_with_its_reason(tmp_path: Path, monkeypa
         raise OSError(28, "No space left on device")
 
     rig = Rig(content(100))
-    sink: Callable[[int, int], Sink] = lambda number, size: FileSink(size, str(tmp_path / str(number)))  # noqa: E731
+    sink: Callable[[int, int], Sink] = lambda number, size: TransferFile(size, str(tmp_path / str(number)))  # noqa: E731
     download = rig.download(sink=sink)
     download.start()
     monkeypatch.setattr(os, "pwrite", full)
@@ -409,7 +409,7 @@ def test_a_full_disk_fails_the_download_with_its_reason(tmp_path: Path, monkeypa
 
 @pytest.mark.parametrize(("size", "step"), [(100, 10), (100, 100), (0, 1)], ids=["chunks", "one chunk", "empty"])
 def test_sinks_return_what_was_kept_and_it_can_be_written_to(tmp_path: Path, size: int, step: int) -> None:
-    sinks: list[Sink] = [MemorySink(size), FileSink(size, str(tmp_path / "part"))]
+    sinks: list[Sink] = [MemorySink(size), TransferFile(size, str(tmp_path / "part"))]
     for sink in sinks:
         for offset in range(0, size, step):
             sink.room(offset, step)[:] = content(size)[offset : offset + step]
@@ -426,19 +426,19 @@ def test_a_file_sink_is_private_and_does_not_touch_what_is_there(tmp_path: Path)
     path = tmp_path / "part"
     path.write_bytes(b"mine")
     with pytest.raises(FileExistsError):
-        FileSink(10, str(path))
+        TransferFile(10, str(path))
     assert path.read_bytes() == b"mine"
-    sink = FileSink(10, str(tmp_path / "other"))
+    sink = TransferFile(10, str(tmp_path / "other"))
     assert (tmp_path / "other").stat().st_mode & 0o777 == 0o600
     sink.discard()
 
 
 def test_a_file_sink_holds_no_descriptor_after_its_end(tmp_path: Path) -> None:
     before = len(os.listdir("/proc/self/fd"))
-    abandoned = FileSink(10, str(tmp_path / "a"))
+    abandoned = TransferFile(10, str(tmp_path / "a"))
     abandoned.discard()
     abandoned.discard()
-    done = FileSink(10, str(tmp_path / "b"))
+    done = TransferFile(10, str(tmp_path / "b"))
     done.room(0, 10)[:] = content(10)
     done.keep(0, 10)
     found = done.finish()

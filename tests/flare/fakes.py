@@ -20,7 +20,7 @@ from dfm_async.model.options import LocalOptions
 from dfm_async.net import spec
 from dfm_async.site.authorizing import Authorizer
 from dfm_async.targets.flare import protocol as fm
-from dfm_async.targets.flare.admission import User
+from dfm_async.targets.flare.admission import HostJobUser
 from dfm_async.targets.flare.audit import AuditLog
 from dfm_async.targets.flare.node import HUB
 from dfm_async.targets.flare.site_agent import SiteAgent
@@ -179,7 +179,7 @@ class Lab:
     ) -> None:
         self.path = folder / "audit.jsonl"
         self.audit = AuditLog(self.path, {"site": "lab"})
-        user = User("ann@lab.org", "lab", "lead", brings_code)
+        user = HostJobUser("ann@lab.org", "lab", "lead", brings_code)
         offered = installed or Installed({}, b"shipped", own_process=frozenset({"heavy"}))
         given = options or LocalOptions(start_method="spawn")
         self.agent = SiteAgent(

@@ -147,8 +147,8 @@ async def launched(hub: Hub, sites: Sites, app: App, job_id: str, **given: Any) 
     return number
 
 
-def results(number: int, value: int, *, at: int = B, frames: tuple[int, ...] = (0,)) -> msg.Results:
-    return msg.Results(number, at, [(0, (0,), -1, 1)], codec.dumps([value]), list(frames))
+def results(number: int, value: int, *, at: int = B, frames: tuple[int, ...] = (0,)) -> msg.ResultBatch:
+    return msg.ResultBatch(number, at, [(0, (0,), -1, 1)], codec.dumps([value]), list(frames))
 
 
 async def test_no_site_starts_before_all_have_workers(hub: Hub, sites: Sites, app: App) -> None:
@@ -211,7 +211,7 @@ async def test_a_host_job_stays_for_results_that_nobody_has_read(hub: Hub, sites
     await settled()
     (job,) = hub._jobs.values()
     assert [type(job.record.log.get(at)).__name__ for at in range(3)] == ["StatusChanged", "Result", "FrameCompleted"]
-    app.send_to_hub(fm.Taken("job", 4, 1000, 0))  # the application has them, but its program has not
+    app.send_to_hub(fm.EventsTaken("job", 4, 1000, 0))  # the application has them, but its program has not
     app.send_to_hub(fm.Read("job", read))
     app.send_to_hub(fm.Leave())
     if read > 1:
@@ -378,7 +378,7 @@ async def test_what_is_asked_of_a_job_that_is_not_known_is_answered(app: App) ->
     app.send_to_hub(fm.Find(1, "nobody"))
     await settled()
     assert app.all(fm.Expired) == [fm.Expired("nobody", None)]
-    assert app.all(fm.Found) == [fm.Found(1, None)]
+    assert app.all(fm.FoundJob) == [fm.FoundJob(1, None)]
 
 
 async def test_an_application_that_is_gone_for_long_is_forgotten_and_its_jobs_go_on(hub: Hub, sites: Sites) -> None:
@@ -398,7 +398,7 @@ async def test_an_application_that_is_gone_for_long_is_forgotten_and_its_jobs_go
     another = App(hub, "another")
     another.send_to_hub(fm.Find(1, "job"))
     await settled()
-    assert another.all(fm.Found)[0].known.spec.job_id == "job"
+    assert another.all(fm.FoundJob)[0].known.spec.job_id == "job"
 
 
 async def test_a_job_that_only_waits_for_a_follower_ends_after_a_while(hub: Hub, sites: Sites) -> None:

@@ -16,8 +16,8 @@ from dfm_async.targets.flare import link as link_module
 from dfm_async.targets.flare import protocol as fm
 from dfm_async.targets.flare.authentication import Forged
 from dfm_async.targets.flare.link import Inboxes, Link, Undelivered
-from dfm_async.targets.flare.message_parts import Part
-from dfm_async.targets.flare.node import Node
+from dfm_async.targets.flare.message_parts import MessagePart
+from dfm_async.targets.flare.node import HostNode
 from tests.flare.identities import credentials
 
 Fate: TypeAlias = Callable[[str, str, int], str]
@@ -28,7 +28,7 @@ class Wires:
     """Wires between nodes of this process; a test says what becomes of each packet."""
 
     def __init__(self) -> None:
-        self.nodes: dict[str, Node] = {}
+        self.nodes: dict[str, HostNode] = {}
         self.fate: Fate = lambda _sender, _peer, _number: "arrives"
         self.carried = 0
         self.largest = 0
@@ -70,7 +70,7 @@ class Peer:
         self.got: list[tuple[str, Any]] = []
         self.broken: list[tuple[str, str, str]] = []
         self.refused: list[tuple[str, Any, str]] = []
-        self.node = wires.nodes[name] = Node(
+        self.node = wires.nodes[name] = HostNode(
             credentials(name),
             wires.wire(name),
             self._receive,
@@ -406,7 +406,7 @@ class Stream:
         self.packets = [self.packet(number) for number in range(self._count)]
 
     def packet(self, number: int) -> bytes:
-        data = link_module._encoder.encode([Part(memoryview(str(number).encode()))])
+        data = link_module._encoder.encode([MessagePart(memoryview(str(number).encode()))])
         head = link_module._head.pack(link_module._MESSAGES, *self._link, number)
         return head + self.keys.encrypt(number, head, data)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from dfm_async.targets.flare.message_parts import Part, Parts, Reassembler, TooLarge, batches, split
+from dfm_async.targets.flare.message_parts import MessagePart, Parts, Reassembler, TooLarge, batches, split
 from dfm_async.targets.flare.reliable_stream import ReliableStream
 
 decode = msgspec.msgpack.Decoder(Parts).decode
@@ -26,21 +26,21 @@ def test_parts_of_another_size_are_refused(size: int, more: bool) -> None:
     for before in (0, 1):
         reassembler = Reassembler(1000, 100)
         for _ in range(before):
-            reassembler.take(Part(memoryview(bytes(100)), True))
+            reassembler.take(MessagePart(memoryview(bytes(100)), True))
         with pytest.raises(ValueError, match=rf"a part of a message has {size} bytes instead of 100"):
-            reassembler.take(Part(memoryview(bytes(size)), more))
-        assert reassembler.take(Part(memoryview(b"next"))) == b"next"
+            reassembler.take(MessagePart(memoryview(bytes(size)), more))
+        assert reassembler.take(MessagePart(memoryview(b"next"))) == b"next"
 
 
 def test_a_message_above_the_limit_is_refused() -> None:
     reassembler = Reassembler(150, 100)
-    reassembler.take(Part(memoryview(bytes(100)), True))
+    reassembler.take(MessagePart(memoryview(bytes(100)), True))
     with pytest.raises(TooLarge, match="150 bytes"):
-        reassembler.take(Part(memoryview(bytes(100)), True))
+        reassembler.take(MessagePart(memoryview(bytes(100)), True))
 
 
 def test_a_part_that_is_kept_does_not_keep_its_packet() -> None:
-    packet, reassembler = bytearray(encode([Part(memoryview(bytes(100)), True)])), Reassembler(1000, 100)
+    packet, reassembler = bytearray(encode([MessagePart(memoryview(bytes(100)), True)])), Reassembler(1000, 100)
     for part in decode(packet):
         reassembler.take(part)
     del part
@@ -53,7 +53,7 @@ def test_parts_with_further_fields_are_refused() -> None:
 
 
 def test_a_packet_has_a_bounded_number_of_parts() -> None:
-    many = [Part(memoryview(b""))] * 10_000
+    many = [MessagePart(memoryview(b""))] * 10_000
     assert [len(decode(encode(group))) for group in batches(many, 1000)] == [4096, 4096, 1808]
     with pytest.raises(msgspec.ValidationError):
         decode(encode(many))

@@ -37,7 +37,7 @@ class Connection:
         self.sent.append(message)
 
     def granted(self) -> int:
-        return max((message.until for message in self.sent if isinstance(message, fm.Taken)), default=0)
+        return max((message.until for message in self.sent if isinstance(message, fm.EventsTaken)), default=0)
 
 
 @pytest.fixture

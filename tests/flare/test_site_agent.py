@@ -90,7 +90,7 @@ async def test_what_is_no_net_for_this_location_is_refused(lab: Lab, net: bytes)
 
 
 async def test_a_net_that_cannot_be_played_is_refused(lab: Lab) -> None:
-    emit = spec.Transition("t", 0, (), spec.Emit(7, spec.Const(0)))
+    emit = spec.Transition("t", 0, (), spec.Emit(7, spec.NetLiteral(0)))
     await lab.assign(request(1, encoded(emit)))
     (refused,) = lab.node.of(fm.AssignmentRefused)
     assert "cannot be read: invalid net" in refused.reason
@@ -101,7 +101,7 @@ async def test_a_net_that_cannot_be_played_is_refused(lab: Lab) -> None:
 
 def asking(operation: spec.Formula) -> bytes:
     """A net that asks the advisors of an operation."""
-    args = {"operation": operation, "provider": spec.Const(1), "given": spec.Const(2)}
+    args = {"operation": operation, "provider": spec.NetLiteral(1), "given": spec.NetLiteral(2)}
     call = spec.Transition("advice", 0, (), spec.Call(operation=DISCOVER, provider=None, args=args, output=0))
     literals: tuple[Any, ...] = ("secrets.read", "maker", {})
     return encoded(call, literals=literals)
@@ -110,7 +110,7 @@ def asking(operation: spec.Formula) -> bytes:
 async def test_asking_for_advice_about_an_operation_counts_as_using_it(tmp_path: Path) -> None:
     rules = RuleAuthorizer([{"operations": ["stats.*"]}])
     async with Lab(tmp_path, rules) as lab:
-        await lab.assign(request(1, asking(spec.Const(0))))
+        await lab.assign(request(1, asking(spec.NetLiteral(0))))
         (refused,) = lab.node.of(fm.AssignmentRefused)
         assert "may not call operation 'secrets.read'" in refused.reason
         (asked,) = lab.recorded("asked")
@@ -118,14 +118,14 @@ async def test_asking_for_advice_about_an_operation_counts_as_using_it(tmp_path:
         assert asked["providers"] == ["maker"]
     asked_for = Asked()
     async with Lab(tmp_path, asked_for) as lab:
-        await lab.assign(request(1, asking(spec.Const(0))))
+        await lab.assign(request(1, asking(spec.NetLiteral(0))))
         assert asked_for.requests[0].operations == ("secrets.read",)
         (announced,) = lab.worker().channel.of(msg.Announce)
         assert sorted(announced.operations) == [DISCOVER, "secrets.read"]
 
 
 async def test_advice_about_what_is_not_named_is_refused(lab: Lab) -> None:
-    await lab.assign(request(1, asking(spec.Build("list", ()))), request(2, asking(spec.Const(2))))
+    await lab.assign(request(1, asking(spec.Build("list", ()))), request(2, asking(spec.NetLiteral(2))))
     assert [found.kind for found in lab.node.of(fm.AssignmentRefused)] == ["denied", "denied"]
 
 

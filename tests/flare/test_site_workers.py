@@ -87,7 +87,7 @@ class RealLab(Lab):
         self.receive(start(job))
 
     async def result(self, job: int) -> Any:
-        return codec.loads_batch((await self.heard(msg.Results, job)).payload)[0]
+        return codec.loads_batch((await self.heard(msg.ResultBatch, job)).payload)[0]
 
 
 @pytest.fixture

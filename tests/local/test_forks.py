@@ -21,7 +21,7 @@ import psutil
 import pytest
 
 from dfm_async import Federation, JobAborted, JobStatus, LocalOptions, PlaceParam, RetryPolicy, Session, WorkerLost
-from dfm_async.testing.leaks import Snapshot
+from dfm_async.testing.leaks import ResourceSnapshot
 from dfm_async.workers.fork_server import ForkServer
 from tests.exchange.processes import gone
 from tests.support.pipelines import pipeline_of, yielding
@@ -212,7 +212,7 @@ async def test_random_signals_leave_no_descriptor_behind(seed: int, method: Any)
                 with contextlib.suppress(psutil.NoSuchProcess):
                     victim.send_signal(chance.choice([signal.SIGKILL, signal.SIGTERM, signal.SIGSEGV]))
 
-    before = Snapshot()
+    before = ResourceSnapshot()
     async with asyncio.timeout(100), Session(fed, options=LocalOptions(start_method=method)) as session:
         killer = asyncio.create_task(kill())
         while not killer.done():

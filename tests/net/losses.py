@@ -10,7 +10,7 @@ from typing import Any
 from dfm_async import Federation, Pipeline
 from dfm_async.errors import WorkerLost
 from dfm_async.net import effects as fx
-from dfm_async.net.compiled_net import Program
+from dfm_async.net.compiled_net import CompiledNet
 from dfm_async.net.containment import ContainingGame, RestoredGame, game_of
 from dfm_async.net.game import Game, describe_error
 from dfm_async.planning.prepare import prepare
@@ -30,7 +30,7 @@ class Losses:
         self, pipeline: Pipeline, federation: Federation, run: Callable[[str, dict[str, Any]], Any], reruns: int = 0
     ) -> None:
         self.plan = prepare(pipeline, federation, next(iter(federation.sites)))
-        self.programs = [Program(net) for net in self.plan.nets]
+        self.programs = [CompiledNet(net) for net in self.plan.nets]
         self.games: list[Game] = [
             game_of(program, f"{at}", f"{at}", restored=False, reruns=reruns)
             for at, program in enumerate(self.programs)
@@ -174,9 +174,9 @@ class Losses:
                 self.later(at, lambda: game.complete(activity))
             case fx.EmitFailed():
                 pass
-            case fx.Report(error, handled):
+            case fx.ReportError(error, handled):
                 (self.handled if handled else self.errors).append((error.node, error.frame, error.type_name))
-            case fx.Send(place, frame, value, routes):
+            case fx.SendToken(place, frame, value, routes):
                 for there in routes:
                     self.send(at, there, partial(self.to, there, "token", place, frame, value))
             case fx.SendLoopEnd(loop, frame, total, outcome, routes):
@@ -192,7 +192,7 @@ class Losses:
                 self.later(at, lambda: game.late(location, lost, frame, output))
             case fx.NotContained():
                 self.uncontained = True
-            case fx.Restore(location, done, instances):
+            case fx.RestoreLocation(location, done, instances):
                 self.send(at, location, lambda: self.restore(location, done, instances))
             case _:
                 raise AssertionError(effect)

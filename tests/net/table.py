@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from dfm_async import Federation, Pipeline
 from dfm_async.net import effects as fx
 from dfm_async.net import spec
-from dfm_async.net.compiled_net import Program
+from dfm_async.net.compiled_net import CompiledNet
 from dfm_async.net.game import Game, Instance
 from dfm_async.planning import Plan
 from dfm_async.planning.prepare import prepare
@@ -34,7 +34,7 @@ def at_b(x: Any = None, y: Any = None) -> Any:
 
 def games(pipeline: Pipeline, federation: Federation = fed) -> tuple[Plan, dict[str, Game]]:
     plan = prepare(pipeline, federation, next(iter(federation.sites)))
-    return plan, {str(plan.locations[i]): Game(Program(net), f"{i}", f"{i}") for i, net in enumerate(plan.nets)}
+    return plan, {str(plan.locations[i]): Game(CompiledNet(net), f"{i}", f"{i}") for i, net in enumerate(plan.nets)}
 
 
 def game_of(pipeline: Pipeline, site: str = "a") -> Game:
@@ -118,9 +118,9 @@ class Table:
                 self.later(site, game.complete, activity)
             case fx.EmitFailed(point, frame, _):
                 self.lost.append((game.program.points[point].place, frame))
-            case fx.Report(error, handled):
+            case fx.ReportError(error, handled):
                 (self.handled if handled else self.errors).append((error.node, error.frame))
-            case fx.Send(place, frame, value, routes):
+            case fx.SendToken(place, frame, value, routes):
                 for there in routes:
                     self.later(locations[there], self.games[locations[there]].token, place, frame, value)
             case fx.SendLoopEnd(loop, frame, total, outcome, routes):
@@ -138,7 +138,7 @@ class Table:
             case fx.Keep(activity, ticket, value):
                 self.cache[ticket] = value
                 self.later(site, game.complete, activity)
-            case fx.Await(activity, spec.Await(event=event)):
+            case fx.WaitForEvent(activity, spec.Await(event=event)):
                 if event is not None and event.startswith("never"):
                     self.later(site, game.fail, activity, game.error(activity, TimeoutError()))
                 else:

@@ -66,7 +66,7 @@ def test_a_value_is_sent_once_to_each_location_that_uses_it() -> None:
     game.open(0, [])
     game.complete(of(game.take(), fx.Invoke)[0].activity, {"k": 5})
     effects = game.take()
-    (send,) = of(effects, fx.Send)
+    (send,) = of(effects, fx.SendToken)
     assert [plan.sites_at[there] for there in send.routes] == ["b"]
     assert (send.frame, send.value) == ((0,), {"k": 5})
     other = all_games["b"]
@@ -201,7 +201,7 @@ def test_an_expression_that_raises_is_an_error_of_its_statement(write: Any, type
     with Pipeline() as p:
         write(PlaceParam("x"))
     _, effects = opened(p, {"n": 5})
-    (report,) = of(effects, fx.Report)
+    (report,) = of(effects, fx.ReportError)
     assert report.error.type_name == type_name
     assert report.error.frame == (0,)
     assert report.error.traceback == f"{type_name}: {report.error.message}"
@@ -274,7 +274,7 @@ def test_a_cache_body_that_fails_gives_its_ticket_back() -> None:
         effects = game.take()
         assert of(effects, fx.Abandon) == [fx.Abandon("ticket")]
         assert not of(effects, fx.Keep)
-        assert len(of(effects, fx.Report)) == 1
+        assert len(of(effects, fx.ReportError)) == 1
         assert len(of(effects, fx.EmitFailed)) == 1
         assert game.live == 0
 

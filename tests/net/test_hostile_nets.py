@@ -22,7 +22,7 @@ from dfm_async.model.job_spec import JobSpec
 from dfm_async.net import spec
 from dfm_async.net.checking import check_net
 from dfm_async.net.compiled_net import compile_formula
-from dfm_async.net.tokens import Miss
+from dfm_async.net.tokens import CacheMiss
 from dfm_async.planning.prepare import prepare
 from dfm_async.runtime.callees import OperationTable
 from dfm_async.runtime.shared_resources import SiteResources
@@ -115,7 +115,7 @@ OUTSIDE: list[tuple[Any, tuple[bool, Any]]] = [
     (River.flow, attribute("f")),
     (list, item(0)),
     (River.flow.__code__, attribute("co_consts")),
-    (Miss("ticket"), attribute("ticket")),
+    (CacheMiss("ticket"), attribute("ticket")),
     (types.SimpleNamespace(), item("a")),
 ]
 
@@ -238,7 +238,7 @@ LOST = ErrorRecord("", "b", "", "", (), 1, "WorkerLost", "gone", "")
 
 async def finish(runtime: Watched, job: int) -> None:
     """Lets a job run to its end."""
-    while not runtime.of(msg.Results, job):
+    while not runtime.of(msg.ResultBatch, job):
         runtime.changed.clear()
         await runtime.changed.wait()
 
@@ -263,7 +263,7 @@ def test_a_forged_net_breaks_its_own_job_at_most(which: int, where: int, number:
             runtime.receive(start(2, "good", 0, 1))
             await finish(runtime, 2)
             assert not runtime.of(msg.JobBroken, 2)
-            (results,) = runtime.of(msg.Results, 2)
+            (results,) = runtime.of(msg.ResultBatch, 2)
             assert codec.loads_batch(results.payload) == [7]
             runtime.receive(msg.CancelJob(1, which))
 
@@ -315,7 +315,7 @@ WRONG: dict[str, spec.Net] = {
     "an input twice": transition(spec.Emit(0, spec.Slot(0)), (spec.Input(0), spec.Input(0))),
     "a slot that is not there": transition(spec.Emit(0, spec.Slot(1))),
     "a negative slot": transition(spec.Emit(0, spec.Slot(-1))),
-    "a literal that is not there": transition(spec.Emit(0, spec.Const(0))),
+    "a literal that is not there": transition(spec.Emit(0, spec.NetLiteral(0))),
     "a point that is not there": transition(spec.Emit(1, spec.Slot(0))),
     "a loop that is not there": transition(spec.Iterate(0, spec.Slot(0))),
     "a step outside a loop": transition(spec.Step(0, spec.Slot(0), None)),
@@ -334,7 +334,7 @@ WRONG: dict[str, spec.Net] = {
     "a contained location that is its own": contained(location=0),
     "a contained call in no scope": contained(calls=(called(scope=4),)),
     "a contained call with an unknown input": contained(calls=(called(inputs=(spec.Input(9),)),)),
-    "a contained call with a fallback that is not there": contained(calls=(called(fallback=spec.Const(3)),)),
+    "a contained call with a fallback that is not there": contained(calls=(called(fallback=spec.NetLiteral(3)),)),
     "a contained call with a computed fallback": contained(calls=(called(fallback=spec.Slot(0)),)),
     "a contained location in an unknown loop": contained(loops=(3,)),
     "a store without a lookup": transition(spec.Store(spec.Slot(0), 1), ()),
@@ -364,7 +364,7 @@ async def test_a_net_does_not_read_the_environment_of_its_site(monkeypatch: pyte
     internals = map(attribute, ["__class__", "__init__", "__globals__"])
     path = (*internals, item("sys"), attribute("modules"), item("os"), attribute("environ"))
     literal = msgspec.msgpack.Ext(13, msgspec.msgpack.encode(["tests.net.test_hostile_nets:River", {"name": "x"}]))
-    net = replaced(transition(spec.Emit(0, spec.Field(spec.Const(0), path))), literals=(literal,))
+    net = replaced(transition(spec.Emit(0, spec.Field(spec.NetLiteral(0), path))), literals=(literal,))
     async with Watched() as runtime:
         runtime.receive(msg.SendNet("hostile", 0, msgspec.msgpack.encode(net)))
         runtime.receive(start(1, "hostile", 0, 1))

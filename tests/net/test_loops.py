@@ -121,7 +121,7 @@ def test_a_source_that_fails_ends_its_loop_after_the_elements_that_it_gave() -> 
     effects += game.take()
     assert settle(game, effects) == [(0, "one")]
     effects += game.take()
-    assert [(e.error.type_name, e.error.node) for e in of(effects, fx.Report)] == [("OSError", "ForEach#0")]
+    assert [(e.error.type_name, e.error.node) for e in of(effects, fx.ReportError)] == [("OSError", "ForEach#0")]
     assert sorted(e.point for e in of(effects, fx.EmitFailed)) == [0, 1]
     assert game.live == 0
 

@@ -16,7 +16,7 @@ from dfm_async.language.expressions import Ref, references
 from dfm_async.language.statements import CallStatement, Statement, YieldStatement, walk_statements
 from dfm_async.model.events import ErrorRecord
 from dfm_async.net import effects as fx
-from dfm_async.net.game import Activity, Control
+from dfm_async.net.game import Control, PendingActivity
 from dfm_async.net.tokens import StreamValue
 from tests.net.table import Table
 from tests.property import random_pipelines as r
@@ -41,7 +41,7 @@ class StreamTable(Table):
     def __init__(self, pipeline: Pipeline) -> None:
         super().__init__(pipeline, self.call, r.fed)
         self.unreleased: set[Strand] = set()
-        self.made: dict[Sequence, tuple[str, Activity, Strand]] = {}
+        self.made: dict[Sequence, tuple[str, PendingActivity, Strand]] = {}
         self.told: set[Sequence] = set()
         self.records: dict[Sequence, ErrorRecord] = {}
         self.feeding: dict[Control, Iterator[Any]] = {}
@@ -102,7 +102,7 @@ class StreamTable(Table):
             case fx.EmitValue(activity, point, frame, Strand() as strand):
                 self.check_order(activity.label, frame)
                 self.pending.append(lambda: self.emit(site, activity, game.program.points[point].place, frame, strand))
-            case fx.Send(place, frame, Strand() as strand, routes):
+            case fx.SendToken(place, frame, Strand() as strand, routes):
                 for there in routes:
                     other = str(self.plan.locations[there])
                     copy = Strand(strand.sequence, (site, strand))
@@ -125,7 +125,7 @@ class StreamTable(Table):
                     self.check_order(effect.activity.label, effect.activity.frame)
                 super().carry_out(site, effect)
 
-    def emit(self, site: str, activity: Activity, place: str, frame: Frame, strand: Strand) -> None:
+    def emit(self, site: str, activity: PendingActivity, place: str, frame: Frame, strand: Strand) -> None:
         game = self.games[site]
         try:
             for index, item in enumerate(self.read(strand)):

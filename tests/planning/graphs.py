@@ -8,7 +8,7 @@ from random import Random
 from hypothesis import strategies as st
 
 from dfm_async.planning.estimate import estimate
-from dfm_async.planning.work_graph import Choice, Edge, Work, WorkGraph
+from dfm_async.planning.work_graph import Choice, Dependency, Work, WorkGraph
 
 SHAPES = ("in-tree", "out-tree", "tree", "any")
 
@@ -54,7 +54,7 @@ def random_graph(
         work = Work(number, choice, rates, constant=float(random.randrange(10)))
         for source in _sources(random, shape, graph, number):
             times = float(random.choice((1, 1, 1, 3)))
-            work.inputs.append(Edge(source, random.choice((1.0, 1.0, 0.5, 0.0)), times, random.random() < 0.8))
+            work.inputs.append(Dependency(source, random.choice((1.0, 1.0, 0.5, 0.0)), times, random.random() < 0.8))
         graph.works.append(work)
     return graph.seal()
 

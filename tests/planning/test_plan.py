@@ -26,7 +26,7 @@ from dfm_async import (
 from dfm_async.federation import Cost
 from dfm_async.model.ids import Location
 from dfm_async.net import spec
-from dfm_async.net.compiled_net import Program
+from dfm_async.net.compiled_net import CompiledNet
 from dfm_async.planning import Plan
 from dfm_async.planning.explain import net_text
 from dfm_async.planning.prepare import prepare
@@ -422,7 +422,7 @@ def test_every_location_has_the_scopes_around_what_it_does(plan: Plan) -> None:
                 assert any(places[i.place].scope == transition.scope for i in transition.inputs), (
                     "something triggers it"
                 )
-        Program(net)
+        CompiledNet(net)
 
 
 @quick

@@ -13,7 +13,7 @@ from dfm_async.planning.estimate import changed, estimate
 from dfm_async.planning.heuristics import greedy
 from dfm_async.planning.placement import best_placement
 from dfm_async.planning.search import search
-from dfm_async.planning.work_graph import Choice, Edge, Work, WorkGraph
+from dfm_async.planning.work_graph import Choice, Dependency, Work, WorkGraph
 from tests.planning.graphs import SHAPES, exhaustive, graphs, random_graph
 
 
@@ -103,7 +103,7 @@ def test_many_sites_that_make_values_of_different_sizes_are_compared_soon() -> N
     for number in range(1000):
         graph.choices.append(Choice(list(range(sites))))
         rates = [(random.random(), 1e-6, 1000.0, 0.5 + random.random()) for _ in range(sites)]
-        graph.works.append(Work(number, number, rates, [Edge(number - 1, 1.0, 1.0, True)] if number else []))
+        graph.works.append(Work(number, number, rates, [Dependency(number - 1, 1.0, 1.0, True)] if number else []))
     start = process_time()
     best_placement(graph.seal())
     assert process_time() - start < 4  # a machine for tests may be slow

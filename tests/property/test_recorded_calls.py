@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from dfm_async import Event, Failure, Job, JobStatus, Pipeline, Result, Session, current_context
 from dfm_async.events import FailureHandled, FrameCompleted
 from dfm_async.federation.operation import CodeKind
-from dfm_async.planning.forking import Fork
+from dfm_async.planning.forking import ForkedCalls
 from dfm_async.runtime.callees import Callee
 from tests.property.random_pipelines import Maker, fed, functions, write
 from tests.property.test_random_pipelines import sets, valid
@@ -244,7 +244,7 @@ async def test_a_fork_does_what_a_new_job_does(session: Session, pipeline: Pipel
     CALLS.begin(changed=changed)
     new = await session.execute(pipeline, params[frame[0]])
     assert found == await outcome(new), text
-    is_kept = Fork(job.plan.nodes, node, frame).is_kept
+    is_kept = ForkedCalls(job.plan.nodes, node, frame).is_kept
     kept = {(name, (0, *at[1:])) for name, at in known if at[0] == frame[0] and is_kept(name, at)}
     assert kept.isdisjoint(again), text
     assert any(changed(*call) for call in again), text

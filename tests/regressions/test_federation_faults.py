@@ -220,13 +220,13 @@ async def test_unencodable_message_raises_and_the_channel_stays_usable() -> None
     here, there = Channel(got.append, got.append), Channel(got.append, got.append)
     transport = Written()
     here.connection_made(transport)
-    before, after = msg.Hello(1, "before"), msg.Hello(2, "after")
+    before, after = msg.WorkerReady(1, "before"), msg.WorkerReady(2, "after")
     here.send(before)
     with pytest.raises(ValueError, match="surrogates"):
-        here.send(msg.Hello(3, "caf\udce9"))
+        here.send(msg.WorkerReady(3, "caf\udce9"))
     here.send(after)
     with pytest.raises(ValueError, match="surrogates"):
-        here.send(msg.Refused("reason", "caf\udce9"))
+        here.send(msg.WorkerRefused("reason", "caf\udce9"))
     here.flush()
     there.data_received(bytes(transport.data))
     assert got == [before, after]
@@ -254,7 +254,7 @@ async def test_unread_progress_is_bounded() -> None:
     coordinator.launch(JobNumber(1), ())
     at = plan.sites_at.index("site")
     values = codec.dumps([codec.pack(n) for n in range(20)])
-    coordinator.receive(msg.Results(1, at, [(0, (0,), 0, 20)], values, []))
+    coordinator.receive(msg.ResultBatch(1, at, [(0, (0,), 0, 20)], values, []))
     assert record.log.full
     for first in range(0, 5000, 500):
         reports: list[tuple[str, tuple[int, ...], float, float | None, str]] = [

@@ -97,7 +97,7 @@ class Site(SiteRuntime):
             await self.changed.wait()
 
     async def result(self, job: int) -> Any:
-        return codec.loads_batch((await self.answer(job, msg.Results)).payload)[0]
+        return codec.loads_batch((await self.answer(job, msg.ResultBatch)).payload)[0]
 
 
 async def test_a_job_may_begin_after_one_with_a_larger_number() -> None:
@@ -166,7 +166,7 @@ async def test_a_job_calls_only_what_it_was_allowed_to() -> None:
 async def test_advice_is_given_only_about_what_a_job_may_use(allowed: bool) -> None:
     literals: tuple[Any, ...] = ("secrets", None, {}, ["x"], [])
     names = ("operation", "provider", "given", "asked", "closed")
-    args: dict[str, spec.Formula] = {name: spec.Const(index) for index, name in enumerate(names)}
+    args: dict[str, spec.Formula] = {name: spec.NetLiteral(index) for index, name in enumerate(names)}
     async with Site() as site:
         action = spec.Call(operation=DISCOVER, provider=None, args=args, output=1)
         site.take(msg.SendNet("plan", 0, net(action, literals)))

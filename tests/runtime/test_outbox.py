@@ -90,7 +90,7 @@ async def test_metrics_are_sent_before_the_results_of_their_calls() -> None:
     site.outbox.report(msg.CancelSeen(1, 0))
     assert [type(message) for message in site.messages] == [
         msg.EventsMade,
-        msg.Results,
+        msg.ResultBatch,
         msg.EventsMade,
         msg.FramesDone,
         msg.EventsMade,

@@ -11,7 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from dfm_async.model.call_limits import CallLimits, SiteCapacity, bytes_text, parse_bytes, parse_rate
 from dfm_async.model.stats import SiteStats
-from dfm_async.runtime.site_limits import Grant, SiteLimits
+from dfm_async.runtime.site_limits import AllowedCall, SiteLimits
 
 CAPACITY = SiteCapacity(cpus=4, memory=1000, gpus=2)
 
@@ -39,7 +39,7 @@ class Site:
     def leave(self, call: Any) -> list[Any]:
         return [grant.call for grant in self.limits.leave(call, self.now)]
 
-    def grants(self, call: Any) -> list[Grant[Any]]:
+    def grants(self, call: Any) -> list[AllowedCall[Any]]:
         return self.limits.leave(call, self.now)
 
     def wait(self) -> list[Any]:
@@ -133,13 +133,13 @@ def test_operations_take_turns_with_shared_resources() -> None:
 
 def test_grants_name_gpus_and_what_was_waited_for() -> None:
     site, one, two = Site(), CallLimits(gpus=1), CallLimits(gpus=2)
-    assert site.limits.request("x", "job", 0, "one", "", one, 0.0) == [Grant("x", (0,))]
-    assert site.limits.request("y", "job", 0, "one", "", one, 0.0) == [Grant("y", (1,))]
+    assert site.limits.request("x", "job", 0, "one", "", one, 0.0) == [AllowedCall("x", (0,))]
+    assert site.limits.request("y", "job", 0, "one", "", one, 0.0) == [AllowedCall("y", (1,))]
     site.request("both", two, operation="two")
     site.request("z", one, operation="one")
     assert site.grants("x") == []
-    assert site.grants("y") == [Grant("both", (0, 1), "gpus")]
-    assert site.grants("both") == [Grant("z", (1,), "gpus")], "the set that was used last"
+    assert site.grants("y") == [AllowedCall("both", (0, 1), "gpus")]
+    assert site.grants("both") == [AllowedCall("z", (1,), "gpus")], "the set that was used last"
 
 
 def test_a_call_that_needs_more_than_there_is_is_refused() -> None:
@@ -240,7 +240,7 @@ class Limits(RuleBasedStateMachine):
         self.running: dict[int, tuple[str, str, tuple[int, ...]]] = {}
         self.starts: dict[tuple[str, str], list[float]] = {}
 
-    def _granted(self, grants: list[Grant[int]]) -> None:
+    def _granted(self, grants: list[AllowedCall[int]]) -> None:
         for grant in grants:
             operation, key, _ = self.waiting.pop(grant.call)
             self.running[grant.call] = (operation, key, grant.gpus)

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dfm_async.wire.messages import Credit, FramesDone, Hello, Message, Refused, SendNet, encoder
+from dfm_async.wire.messages import Credit, FramesDone, Message, SendNet, WorkerReady, WorkerRefused, encoder
 from tests.wire.ends import End, connected
 
 
@@ -38,7 +38,7 @@ def framed(*messages: Message) -> bytes:
 
 messages: st.SearchStrategy[Message] = st.one_of(
     st.builds(Credit, st.integers(0, 2**40), st.just(0), st.integers(0, 9), st.integers(0, 9)),
-    st.builds(Refused, st.text(max_size=30), st.text(max_size=30)),
+    st.builds(WorkerRefused, st.text(max_size=30), st.text(max_size=30)),
     st.builds(FramesDone, st.just(1), st.just(2), st.lists(st.integers(0, 2**33), max_size=5)),
     st.builds(SendNet, st.text(max_size=9), st.integers(0, 9), st.binary(max_size=300)),
 )
@@ -60,7 +60,7 @@ async def test_messages_arrive_whole_and_in_order_however_the_bytes_are_cut(
 
 async def test_messages_arrive_byte_by_byte() -> None:
     end = End()
-    sent: list[Message] = [Hello(1, "a"), Credit(1, 2, 3, 4), Hello(2, "")]
+    sent: list[Message] = [WorkerReady(1, "a"), Credit(1, 2, 3, 4), WorkerReady(2, "")]
     seen = []
     for byte in framed(*sent):
         end.channel.data_received(bytes([byte]))
@@ -87,32 +87,32 @@ async def test_what_is_sent_is_what_the_other_end_gets(turns: list[list[Message]
 async def test_messages_of_one_turn_of_the_loop_are_written_together() -> None:
     end, transport = End(), Kept()
     end.channel.connection_made(transport)
-    end.channel.send(Hello(1, "a"))
-    end.channel.send(Hello(2, "b"))
+    end.channel.send(WorkerReady(1, "a"))
+    end.channel.send(WorkerReady(2, "b"))
     assert not transport.written
     await asyncio.sleep(0)
-    assert transport.written == [framed(Hello(1, "a"), Hello(2, "b"))]
-    end.channel.send(Hello(3, "c"))
+    assert transport.written == [framed(WorkerReady(1, "a"), WorkerReady(2, "b"))]
+    end.channel.send(WorkerReady(3, "c"))
     await asyncio.sleep(0)
-    assert transport.written[1:] == [framed(Hello(3, "c"))]
+    assert transport.written[1:] == [framed(WorkerReady(3, "c"))]
 
 
 async def test_what_is_sent_before_the_connection_is_there_is_sent_when_it_is() -> None:
     end, transport = End(), Kept()
-    end.channel.send(Hello(1, "early"))
+    end.channel.send(WorkerReady(1, "early"))
     await asyncio.sleep(0)  # the turn in which it would have been written
-    end.channel.send(Hello(2, "later"))
+    end.channel.send(WorkerReady(2, "later"))
     end.channel.connection_made(transport)
-    assert b"".join(transport.written) == framed(Hello(1, "early"), Hello(2, "later"))
+    assert b"".join(transport.written) == framed(WorkerReady(1, "early"), WorkerReady(2, "later"))
     await asyncio.sleep(0)
-    assert b"".join(transport.written) == framed(Hello(1, "early"), Hello(2, "later")), "and only once"
+    assert b"".join(transport.written) == framed(WorkerReady(1, "early"), WorkerReady(2, "later")), "and only once"
 
 
 async def test_what_is_sent_to_a_lost_connection_is_ignored() -> None:
     end, transport = End(), Kept()
     end.channel.connection_made(transport)
     end.channel.connection_lost(None)
-    end.channel.send(Hello(1, "nobody"))
+    end.channel.send(WorkerReady(1, "nobody"))
     await asyncio.sleep(0)
     assert transport.written == []
     assert end.lost == [None]
@@ -121,10 +121,10 @@ async def test_what_is_sent_to_a_lost_connection_is_ignored() -> None:
 @pytest.mark.parametrize("size", [(1 << 34) + 1, 2**64 - 1])
 async def test_a_header_that_announces_too_much_is_refused(size: int) -> None:
     end = End()
-    end.channel.data_received(framed(Hello(1, "good")))
+    end.channel.data_received(framed(WorkerReady(1, "good")))
     with pytest.raises(ValueError, match="exceeds the limit"):
         end.channel.data_received(struct.pack("<Q", size) + b"x" * 100)
-    assert end.got == [Hello(1, "good")]
+    assert end.got == [WorkerReady(1, "good")]
 
 
 # over real sockets
@@ -135,17 +135,17 @@ async def test_messages_cross_a_socket_in_both_directions_in_order() -> None:
         sent: list[Message] = [Credit(i, 0, i, i) for i in range(500)]
         for i, message in enumerate(sent):
             a.channel.send(message)
-            b.channel.send(Hello(i, "x" * (i % 7)))
+            b.channel.send(WorkerReady(i, "x" * (i % 7)))
         await b.until(lambda: len(b.got) == 500)
         await a.until(lambda: len(a.got) == 500)
         assert b.got == sent
-        assert a.got == [Hello(i, "x" * (i % 7)) for i in range(500)]
+        assert a.got == [WorkerReady(i, "x" * (i % 7)) for i in range(500)]
 
 
 async def test_a_message_of_many_megabytes_arrives_between_small_ones() -> None:
     payload = bytes(range(256)) * (1 << 16)  # 16 MiB, far more than a socket's buffer
     async with connected(End) as (a, b):
-        sent: list[Message] = [Hello(1, "before"), SendNet("p", 0, payload), Hello(2, "after")]
+        sent: list[Message] = [WorkerReady(1, "before"), SendNet("p", 0, payload), WorkerReady(2, "after")]
         for message in sent:
             a.channel.send(message)
         await b.until(lambda: len(b.got) == 3)
@@ -154,7 +154,7 @@ async def test_a_message_of_many_megabytes_arrives_between_small_ones() -> None:
 
 async def test_what_was_sent_right_before_closing_arrives() -> None:
     async with connected(End) as (a, b):
-        sent: list[Message] = [Refused(f"{i}", "j" * 1000) for i in range(1000)]
+        sent: list[Message] = [WorkerRefused(f"{i}", "j" * 1000) for i in range(1000)]
         for message in sent:
             a.channel.send(message)
         a.channel.close()
@@ -186,10 +186,10 @@ async def test_a_connection_that_brings_junk_is_ended(junk: bytes) -> None:
     with theirs:
         ours.setblocking(False)
         await loop.create_connection(lambda: end.channel, sock=ours)
-        theirs.sendall(framed(Hello(1, "good")) + junk)
+        theirs.sendall(framed(WorkerReady(1, "good")) + junk)
         await end.until(lambda: end.lost)
     loop.set_exception_handler(None)
-    assert end.got == [Hello(1, "good")]
+    assert end.got == [WorkerReady(1, "good")]
     assert len(end.lost) == 1
     assert isinstance(end.lost[0], ValueError)
     assert reported

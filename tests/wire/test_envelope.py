@@ -23,7 +23,7 @@ def test_the_head_of_any_message_is_found(job: int, at: int, payload: bytes) -> 
         assert Envelope(*head, data).decode() == message
 
 
-@pytest.mark.parametrize("message", [msg.Hello(1, "address"), msg.SendNet("plan", 0, b"net"), msg.Release([1])])
+@pytest.mark.parametrize("message", [msg.WorkerReady(1, "address"), msg.SendNet("plan", 0, b"net"), msg.Release([1])])
 def test_messages_that_belong_to_no_job_have_no_head(message: Any) -> None:
     assert peek(msg.encoder.encode(message)) is None
 

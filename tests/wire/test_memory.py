@@ -23,7 +23,7 @@ from dfm_async.errors import EncodingError
 from dfm_async.wire import memory
 from dfm_async.wire.codec import Broken, Codec, Packed, weight
 from dfm_async.wire.memory import LARGE, Arena, Block, Loans, Payload, size_of
-from dfm_async.wire.messages import Memory, Message, Results, Tokens
+from dfm_async.wire.messages import Memory, Message, ResultBatch, Tokens
 from tests.wire.ends import End, connected
 from tests.wire.shapes import Plain, Point, same, values
 
@@ -381,7 +381,7 @@ class SharingEnd(End):
 
     def send(self, *values: Any) -> None:
         payload = self.codec.payload([self.codec.pack(value) for value in values])
-        self.channel.send(Results(1, 0, [], payload, []))
+        self.channel.send(ResultBatch(1, 0, [], payload, []))
 
     async def next(self) -> Any:
         await self.until(lambda: self.got)
@@ -562,9 +562,9 @@ async def test_the_arena_is_announced_once_and_those_who_use_the_channel_do_not_
         a.channel._queue = queued  # type: ignore[method-assign]
         for _ in range(3):
             a.send(np.arange(BIG))
-            assert isinstance(await b.next(), Results)
+            assert isinstance(await b.next(), ResultBatch)
         await a.emptied()
-        assert sent == [Memory, Results, Results, Results]
+        assert sent == [Memory, ResultBatch, ResultBatch, ResultBatch]
         assert not a.got
         assert not b.got
 

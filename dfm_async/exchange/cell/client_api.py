@@ -76,7 +76,7 @@ class ClientApiPipe(NvflarePipe):
             for number in itertools.count(1):
                 model = flare.receive()
                 if model is None:
-                    self._post(msg.End("the site has ended the exchange"))
+                    self._post(msg.EndOfTasks("the site has ended the exchange"))
                     return
                 offer = msg.TaskOffer(
                     f"task-{number}",
@@ -103,7 +103,7 @@ class ClientApiPipe(NvflarePipe):
             return
         if isinstance(message, msg.ResultOffer):
             self.tasks.spawn(self._submit(message), f"sending the result of {message.task}")
-        elif isinstance(message, msg.Metrics):
+        elif isinstance(message, msg.ProgramMetrics):
             self.tasks.spawn(self._measure(message), "sending metrics")
 
     async def _submit(self, offer: msg.ResultOffer) -> None:
@@ -124,7 +124,7 @@ class ClientApiPipe(NvflarePipe):
         finally:
             self._answered.release()
 
-    async def _measure(self, metrics: msg.Metrics) -> None:
+    async def _measure(self, metrics: msg.ProgramMetrics) -> None:
         record: Any = metrics.data
         more = {} if metrics.step is None else {"global_step": metrics.step}
 

@@ -285,7 +285,7 @@ class CellHost:
             step, kind = said.get("global_step"), said.get("data_type")
             values = named_metrics(str(said.get("key")), said.get("value"), str(getattr(kind, "value", kind)))
             number = step if isinstance(step, int) else None
-            self._post(launch.deliver, msg.Metrics(next(launch.metrics), cast("bytes", values), number))
+            self._post(launch.deliver, msg.ProgramMetrics(next(launch.metrics), cast("bytes", values), number))
 
     # messages to programs
 

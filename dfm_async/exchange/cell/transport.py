@@ -132,7 +132,7 @@ class CellPipe(CellLaunch):
             return
         if isinstance(message, msg.TaskOffer):
             self.tasks.spawn(self._give(message), f"giving task {message.task}")
-        elif isinstance(message, msg.End):
+        elif isinstance(message, msg.EndOfTasks):
             self.tasks.spawn(self._end(message.reason), "asking the program to end")
         elif isinstance(message, msg.Abort):
             self.tasks.spawn(self._host.abort(self, message.reason), "telling the program to stop")

@@ -239,7 +239,7 @@ def loads(message: Buffer) -> Any:
         raise FobsError(f"its body is damaged ({type(error).__name__}: {error})") from error
 
 
-class _Reader:
+class _PiecewiseBody:
     """Gives a body to MessagePack piece by piece, so that it is not copied as a whole."""
 
     def __init__(self, body: memoryview) -> None:
@@ -252,7 +252,7 @@ class _Reader:
 
 def _walk(body: memoryview) -> None:
     """Raise if not all is there that lists and maps claim to have: memory would be reserved for it."""
-    msgpack.Unpacker(_Reader(body), max_buffer_size=len(body) or 1).skip()
+    msgpack.Unpacker(_PiecewiseBody(body), max_buffer_size=len(body) or 1).skip()
 
 
 def _refuse_extension(code: int, data: bytes) -> Any:

@@ -15,7 +15,7 @@ from dfm_async.errors import FobsError
 from dfm_async.exchange import program_messages as msg
 from dfm_async.exchange.endpoint import PipeTraits
 from dfm_async.exchange.filepipe.fobs_format import Dialect
-from dfm_async.exchange.filepipe.queue import DirectoryQueue, Received, Sent, Side
+from dfm_async.exchange.filepipe.queue import DirectoryQueue, MessageInFlight, Received, Side
 from dfm_async.exchange.filepipe.translate import BEAT, Channel, Outgoing, ProgramSide, SiteSide
 from dfm_async.exchange.nvflare import NvflarePipe, unreadable
 
@@ -64,7 +64,7 @@ class FilePipe(NvflarePipe):
         self._queues: dict[Channel, DirectoryQueue] = {"task": DirectoryQueue(self._root, "task", side)}
         if metrics:
             self._queues["metric"] = DirectoryQueue(self._root, "metric", side)
-        self._beats: dict[Channel, Sent] = {}
+        self._beats: dict[Channel, MessageInFlight] = {}
         self._out: deque[Outgoing] = deque()
         self._more = asyncio.Event()
         self._written = asyncio.Event()
@@ -91,7 +91,7 @@ class FilePipe(NvflarePipe):
             for item in files:
                 if item.channel in self._queues:
                     self._out.append(item)
-            if not files and isinstance(message, msg.Metrics):  # there is nothing in them that could be taken
+            if not files and isinstance(message, msg.ProgramMetrics):  # there is nothing in them that could be taken
                 self.deliver(msg.MetricTaken(message.number))
             if self._out:
                 self._written.clear()
@@ -133,7 +133,7 @@ class FilePipe(NvflarePipe):
                     self.lose(f"the channel for metrics was lost: {error}")
             elif self._side is Side.ACTIVE and not self._open_tasks:
                 # A stock executor sends END for a tenth of a second, then removes the folder.
-                self.deliver(msg.End("the site has removed the folder"))
+                self.deliver(msg.EndOfTasks("the site has removed the folder"))
             else:
                 self.lose(str(error))
         except OSError as error:
@@ -196,7 +196,7 @@ class FilePipe(NvflarePipe):
         elif item.taken is not None:
             self.tasks.spawn(self._follow(item, sent), f"{item.name.topic} in flight")
 
-    async def _follow(self, item: Outgoing, sent: Sent) -> None:
+    async def _follow(self, item: Outgoing, sent: MessageInFlight) -> None:
         """Return what became of a file, when it is gone."""
         try:
             taken = await sent.gone()

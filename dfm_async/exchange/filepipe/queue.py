@@ -129,7 +129,7 @@ class Received:
     data: bytes
 
 
-class Sent:
+class MessageInFlight:
     """A message in flight to the peer.
 
     Attributes:
@@ -215,7 +215,7 @@ class DirectoryQueue:
         self._made: list[Path] = []
         self._watch: _FolderWatch | None = None
         self._closed = False
-        self._sent: weakref.WeakValueDictionary[str, Sent] = weakref.WeakValueDictionary()
+        self._sent: weakref.WeakValueDictionary[str, MessageInFlight] = weakref.WeakValueDictionary()
         self._last = 0
         self._ready: deque[str] = deque()
         self._strange: set[str] = set()
@@ -301,7 +301,7 @@ class DirectoryQueue:
 
     # sending
 
-    async def put(self, name: MessageName, buffers: Iterable[Buffer]) -> Sent:
+    async def put(self, name: MessageName, buffers: Iterable[Buffer]) -> MessageInFlight:
         """Send a message to the peer. It is in the folder of the peer when this returns, or not at all.
 
         Raises:
@@ -314,7 +314,7 @@ class DirectoryQueue:
         self.check()
         pieces = [memoryview(buffer).cast("B") for buffer in buffers]
         temporary = self._temporary / text
-        sent = Sent(self, name, self._outbox / text)
+        sent = MessageInFlight(self, name, self._outbox / text)
         try:
             file = _open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, "wb")
             try:

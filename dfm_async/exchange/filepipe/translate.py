@@ -50,7 +50,7 @@ def _signal(message: msg.Message) -> list[Outgoing] | None:
     """Return the files of a message that both ends send in the same way."""
     if isinstance(message, msg.Beat):
         return [Outgoing(channel, MessageName(BEAT, _new_id()), "") for channel in _CHANNELS]
-    if isinstance(message, msg.End):
+    if isinstance(message, msg.EndOfTasks):
         return [Outgoing("task", MessageName(_END, _new_id()), message.reason or "end")]
     if isinstance(message, msg.Abort):
         return [Outgoing("task", MessageName(_ABORT, _new_id()), message.reason or "abort")]
@@ -59,7 +59,7 @@ def _signal(message: msg.Message) -> list[Outgoing] | None:
 
 _SIGNALS: Final[dict[str, Callable[[str], msg.Message]]] = {
     BEAT: lambda _: msg.Beat(),
-    _END: msg.End,
+    _END: msg.EndOfTasks,
     _ABORT: msg.Abort,
     _GONE: msg.Abort,
 }
@@ -127,7 +127,7 @@ class SiteSide:
             return found
         if channel == "metric":
             values, step = metrics_from_dxo(value)
-            return msg.Metrics(next(self._numbers), cast("bytes", values), step)
+            return msg.ProgramMetrics(next(self._numbers), cast("bytes", values), step)
         if name.request is None or not isinstance(value, Shareable):
             raise ValueError(f"{name.topic} is not a result")
         rc = str(value.headers.get("__rc__", OK))
@@ -145,7 +145,7 @@ class ProgramSide:
         found = _signal(message)
         if found is not None:
             return found
-        if isinstance(message, msg.Metrics):
+        if isinstance(message, msg.ProgramMetrics):
             dxos = metrics_to_dxos(cast("Any", message.data), message.step)
             files = [Outgoing("metric", MessageName("metric", _new_id()), dxo) for dxo in dxos]
             if files:

@@ -173,7 +173,7 @@ class _FirstMessage(Receiver):
 
     def received(self, message: msg.Message, size: int) -> None:
         del size
-        if not self._up and not isinstance(message, (msg.End, msg.Abort)):
+        if not self._up and not isinstance(message, (msg.EndOfTasks, msg.Abort)):
             self._up = True
             self._transport.came()
             self._on_up(self._pipe)

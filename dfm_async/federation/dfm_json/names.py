@@ -166,7 +166,7 @@ _UNUSUAL = 2**53  # larger numbers are not the same number in every reader of JS
 
 
 @dataclass(frozen=True, slots=True)
-class _Node:
+class _ReadNode:
     kind: str
     path: Path
     waits: tuple[int, ...]
@@ -186,7 +186,7 @@ class Nodes:
             if ident not in self._numbers:
                 following += 1
                 self._numbers[ident] = following
-        self._read: dict[Ident, _Node] = {}
+        self._read: dict[Ident, _ReadNode] = {}
 
     def number(self, ident: Ident) -> int:
         """Return the number of a node of the file."""
@@ -198,7 +198,7 @@ class Nodes:
             return
         if ident in self._read:
             self._problems.report(where, f"the node id {ident!r} is used twice")
-        self._read[ident] = _Node(kind, path, waits)
+        self._read[ident] = _ReadNode(kind, path, waits)
 
     def value(self, path: Path, ident: Ident, where: str) -> int | None:
         """Find a node whose value is read by a statement of a block; report if it cannot be."""
@@ -226,7 +226,7 @@ class Nodes:
             return node.waits
         return (self._numbers[ident],)
 
-    def _visible(self, path: Path, ident: Ident, where: str) -> _Node | None:
+    def _visible(self, path: Path, ident: Ident, where: str) -> _ReadNode | None:
         if ident not in self._numbers:
             self._problems.report(where, f"refers to node {ident!r}, which does not exist")
             return None

@@ -28,7 +28,7 @@ from dfm_async.federation.dfm_json.values import (
     MAX_STATEMENTS,
     Ident,
     Problems,
-    Values,
+    StatementValues,
     is_advise,
     node_ident,
     plain_ident,
@@ -67,7 +67,7 @@ def read_pipeline(data: Any, federation: Federation) -> Pipeline:
     _check_top(data, variant, problems)
     name = data.get("name")
     discovery = data.get("mode") == "discovery"
-    body = _Reader(federation, variant, problems, discovery=discovery).read(data.get(variant.body))
+    body = _PipelineReader(federation, variant, problems, discovery=discovery).read(data.get(variant.body))
     problems.check(name if isinstance(name, str) else None)
     return Pipeline(name, api_version=data.get("api_version", ""), mode=data.get("mode", "execute"), body=body)
 
@@ -87,7 +87,7 @@ def _check_top(data: dict[str, Any], variant: _Variant, problems: Problems) -> N
 
 
 @dataclass(frozen=True, slots=True)
-class _Entry:
+class _StatementEntry:
     """One statement of the file, while it is read."""
 
     data: dict[str, Any]
@@ -95,7 +95,7 @@ class _Entry:
     path: Path
     ident: Ident | None
     number: int
-    values: Values
+    values: StatementValues
 
     def at(self, key: str) -> str:
         """Return the place of one of its keys."""
@@ -107,7 +107,7 @@ class _Entry:
         return (*self.path, _NO_IDENT if self.ident is None else self.ident)
 
 
-class _Reader:
+class _PipelineReader:
     def __init__(self, federation: Federation, variant: _Variant, problems: Problems, *, discovery: bool) -> None:
         self._federation = federation
         self._discovery = discovery
@@ -180,20 +180,22 @@ class _Reader:
         self._define(entry, "statement")  # others may refer to it: that is not their mistake
         return None
 
-    def _entry(self, data: dict[str, Any], where: str, path: Path) -> _Entry:
+    def _entry(self, data: dict[str, Any], where: str, path: Path) -> _StatementEntry:
         key = self._variant.node_id
         if key in data:
             ident = node_ident(data[key], pointer(where, key), self._problems)
         else:
             self._problems.report(where, f"has no {key!r}")
             ident = None
-        values = Values(self._problems, functools.partial(self._nodes.value, path), len(path))
-        return _Entry(data, where, path, ident, -1 if ident is None else self._nodes.number(ident), values)
+        values = StatementValues(self._problems, functools.partial(self._nodes.value, path), len(path))
+        return _StatementEntry(data, where, path, ident, -1 if ident is None else self._nodes.number(ident), values)
 
-    def _define(self, entry: _Entry, kind: str) -> None:
+    def _define(self, entry: _StatementEntry, kind: str) -> None:
         self._nodes.define(entry.ident, kind, entry.path, entry.where)
 
-    def _keys(self, entry: _Entry, what: str, required: tuple[str, ...], optional: tuple[str, ...] = ()) -> bool:
+    def _keys(
+        self, entry: _StatementEntry, what: str, required: tuple[str, ...], optional: tuple[str, ...] = ()
+    ) -> bool:
         """Check the keys of a statement of the language; return whether all required ones exist."""
         allowed = {*self._common, *required, *optional}
         for key in entry.data:
@@ -205,7 +207,7 @@ class _Reader:
             self._problems.report(entry.where, f"has no {key!r}, which {what} needs")
         return not missing
 
-    def _after(self, entry: _Entry) -> tuple[int, ...]:
+    def _after(self, entry: _StatementEntry) -> tuple[int, ...]:
         key = self._variant.after
         data = entry.data.get(key)
         if data is None:
@@ -213,7 +215,7 @@ class _Reader:
         ident = node_ident(data, entry.at(key), self._problems)
         return () if ident is None else self._nodes.order(entry.path, ident, entry.at(key))
 
-    def _call(self, entry: _Entry, called: Called) -> st.Statement:
+    def _call(self, entry: _StatementEntry, called: Called) -> st.Statement:
         name = called.operation.name
         parameters = self._parameters.get(called)
         if parameters is None:
@@ -243,7 +245,7 @@ class _Reader:
         self._define(entry, "call")
         return statement
 
-    def _site(self, entry: _Entry, called: Called) -> str | st.BestOf | None:
+    def _site(self, entry: _StatementEntry, called: Called) -> str | st.BestOf | None:
         data = entry.data.get("site", called.site)
         if called.site is not None and data != called.site:
             self._problems.report(entry.at("site"), f"must be {called.site!r}, which the class is fixed to")
@@ -272,7 +274,7 @@ class _Reader:
             return None
         return None if sites is None else st.BestOf(sites)
 
-    def _provider(self, entry: _Entry, called: Called) -> str | None:
+    def _provider(self, entry: _StatementEntry, called: Called) -> str | None:
         data = entry.data.get("provider", called.provider)
         if called.site is not None and data != called.provider:
             self._problems.report(entry.at("provider"), f"must be {called.provider!r}, which the class is fixed to")
@@ -282,7 +284,7 @@ class _Reader:
             )
         return data if isinstance(data, str) else None
 
-    def _yield(self, entry: _Entry) -> st.Statement:
+    def _yield(self, entry: _StatementEntry) -> st.Statement:
         self._keys(entry, YIELD, ("value",), ("place", "multiuse"))
         place, multiuse = entry.data.get("place", "yield"), entry.data.get("multiuse", False)
         if not isinstance(place, str) or not place:
@@ -299,26 +301,26 @@ class _Reader:
         self._nodes.define(entry.ident, YIELD, entry.path, entry.where, waits)
         return st.YieldStatement(id=entry.number, value=value, place=place, multiuse=multiuse, after=after)
 
-    def _for_each(self, entry: _Entry) -> st.Statement:
+    def _for_each(self, entry: _StatementEntry) -> st.Statement:
         seq: ex.Expression = ex.Constant()
         if self._keys(entry, FOR_EACH, ("seq",), (self._variant.body,)):
             seq = entry.values.reference(entry.data["seq"], entry.at("seq"), "seq")
         return st.ForEachStatement(id=entry.number, seq=seq, body=self._body(entry, FOR_EACH))
 
-    def _if(self, entry: _Entry) -> st.Statement:
+    def _if(self, entry: _StatementEntry) -> st.Statement:
         cond: ex.Expression = ex.Constant()
         if self._keys(entry, IF, ("cond",), (self._variant.body,)):
             cond = entry.values.condition(entry.data["cond"], entry.at("cond"))
         return st.IfStatement(id=entry.number, cond=cond, body=self._body(entry, IF))
 
-    def _body(self, entry: _Entry, kind: str) -> tuple[st.Statement, ...]:
+    def _body(self, entry: _StatementEntry, kind: str) -> tuple[st.Statement, ...]:
         """Read the block of a statement. What the statement waits for, the statements of its block wait for."""
         after = self._after(entry)
         self._define(entry, kind)
         key = self._variant.body
         return _waiting(self._block(entry.data.get(key), entry.at(key), entry.inside), after)
 
-    def _cache(self, entry: _Entry) -> st.Statement:
+    def _cache(self, entry: _StatementEntry) -> st.Statement:
         key: ex.Expression = ex.Constant()
         if self._keys(entry, TRY_FROM_CACHE, ("key",), (self._variant.body,)):
             key = entry.values.reference(entry.data["key"], entry.at("key"), "key")
@@ -344,7 +346,9 @@ class _Reader:
         class_name = data.get("dfm_class_name") if isinstance(data, dict) else None
         return isinstance(class_name, str) and self._classes.statement(class_name) == WRITE_TO_CACHE
 
-    def _store(self, entry: _Entry, key: ex.Expression, writes: list[tuple[str, dict[str, Any]]]) -> ex.Expression:
+    def _store(
+        self, entry: _StatementEntry, key: ex.Expression, writes: list[tuple[str, dict[str, Any]]]
+    ) -> ex.Expression:
         """Return what the block stores. It is read last, because it may come before what it stores."""
         if len(writes) != 1:
             message = "writes no value to the cache" if not writes else "writes more than one value to the cache"

@@ -124,7 +124,7 @@ def node_ident(data: Any, where: str, problems: Problems) -> Ident | None:
     return found
 
 
-class Values:
+class StatementValues:
     """Reads the values of one statement, which is nested ``depth`` deep; ``resolve`` finds the nodes that are meant."""
 
     def __init__(self, problems: Problems, resolve: Resolve, depth: int) -> None:

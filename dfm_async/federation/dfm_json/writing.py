@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 def write_pipeline(pipeline: Pipeline, federation: Federation) -> dict[str, Any]:
     """Return a pipeline as data for DFM's JSON. A PipelineError lists everything that DFM cannot express."""
     problems = Problems()
-    body = _Writer(pipeline, federation, problems).block(pipeline.body)
+    body = _PipelineWriter(pipeline, federation, problems).block(pipeline.body)
     uses = set(_uses(pipeline))
     for name in sorted(name for kind, name in uses if kind == "parameter" and ("place", name) in uses):
         problems.report(
@@ -70,7 +70,7 @@ def _uses(pipeline: Pipeline) -> Iterator[tuple[str, str]]:
             yield from (_use(found) for found in ex.references(expression) if isinstance(found, ex.Parameter))
 
 
-class _Writer(st.DefaultVisitor[None, dict[str, Any]]):
+class _PipelineWriter(st.DefaultVisitor[None, dict[str, Any]]):
     def __init__(self, pipeline: Pipeline, federation: Federation, problems: Problems) -> None:
         self._federation = federation
         self._classes = ClassNames(federation)

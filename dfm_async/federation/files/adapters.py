@@ -15,7 +15,7 @@ from dfm_async.federation.bindings import (
     FromSite,
 )
 from dfm_async.federation.files.schemas import INPUTS, read_types, type_name
-from dfm_async.federation.files.values import Reader, Value, close_to, if_given, number, one_of, positive
+from dfm_async.federation.files.values import FileValue, Reader, close_to, if_given, number, one_of, positive
 from dfm_async.federation.operation import RESERVED
 from dfm_async.model.call_limits import LIMITS, CallLimits
 from dfm_async.model.policies import Cost, RetryPolicy
@@ -26,7 +26,7 @@ _FROM_OPERATION: Final = "from-operation"
 
 
 def read_adapter(
-    value: Value, parameters: Collection[str], providers: Collection[str], packages: tuple[str, ...] | None
+    value: FileValue, parameters: Collection[str], providers: Collection[str], packages: tuple[str, ...] | None
 ) -> dict[str, Any]:
     """Read an adapter: the ``code``, and the options of :meth:`~dfm_async.federation.Site.adapt`.
 
@@ -34,14 +34,14 @@ def read_adapter(
     """
     readers: dict[str, Reader] = {
         "adapter": lambda at, what: class_path(at, what, packages),
-        "description": if_given(Value.text),
+        "description": if_given(FileValue.text),
         "returns": if_given(type_name),
-        "is_async": Value.flag,
+        "is_async": FileValue.flag,
         "compute_cost": if_given(_cost),
         "args": lambda at, _: _bindings(at, parameters, providers),
         "retry": _retry,
         "deadline": positive,
-        "in_process": Value.flag,
+        "in_process": FileValue.flag,
         **dict.fromkeys(sorted(LIMITS), _limit),
     }
     given = value.read("an adapter", readers)
@@ -53,7 +53,7 @@ def read_adapter(
     return {"bind": bind, "is_async": True, **{names.get(key, key): found for key, found in given.items()}}
 
 
-def class_path(value: Value, what: str, packages: tuple[str, ...] | None) -> ClassPath | None:
+def class_path(value: FileValue, what: str, packages: tuple[str, ...] | None) -> ClassPath | None:
     """Read the path of a class, with or without the arguments of its constructor. Nothing is imported."""
     args: dict[str, Any] = {}
     if isinstance(value.node.value, dict):
@@ -77,7 +77,7 @@ def class_path(value: Value, what: str, packages: tuple[str, ...] | None) -> Cla
     return ClassPath(text, args)
 
 
-def _bindings(value: Value, parameters: Collection[str], providers: Collection[str]) -> dict[str, Binding] | None:
+def _bindings(value: FileValue, parameters: Collection[str], providers: Collection[str]) -> dict[str, Binding] | None:
     if value.node.value == _FROM_OPERATION:
         return None
     if isinstance(value.node.value, str):
@@ -102,7 +102,7 @@ def _bindings(value: Value, parameters: Collection[str], providers: Collection[s
     return found
 
 
-def _binding(value: Value, parameters: Collection[str], providers: Collection[str]) -> Binding | None:
+def _binding(value: FileValue, parameters: Collection[str], providers: Collection[str]) -> Binding | None:
     if isinstance(value.node.value, list):
         value.problem("a list must be written as {const: [...]}")
         return None
@@ -146,18 +146,18 @@ def _binding(value: Value, parameters: Collection[str], providers: Collection[st
     return FromProvider(provider, _attribute(at, attribute), **about)
 
 
-def _attribute(at: Value, name: str) -> str:
+def _attribute(at: FileValue, name: str) -> str:
     if name.startswith("__"):
         at.problem(f"{name!r} is an attribute of Python's own; name one of the object's")
     return name
 
 
-def _exposed(value: Value) -> ExposedParameter | None:
+def _exposed(value: FileValue) -> ExposedParameter | None:
     readers: dict[str, Reader] = {
-        "param": Value.identifier,
+        "param": FileValue.identifier,
         "type": lambda at, _: read_types(at),
-        "description": if_given(Value.text),
-        **dict.fromkeys(INPUTS, Value.flag),
+        "description": if_given(FileValue.text),
+        **dict.fromkeys(INPUTS, FileValue.flag),
     }
     given = value.read("expose-as", readers)
     if not value.has("param"):
@@ -167,14 +167,14 @@ def _exposed(value: Value) -> ExposedParameter | None:
     return ExposedParameter(**given) if "param" in given else None
 
 
-def _cost(value: Value, what: str) -> Cost:
+def _cost(value: FileValue, what: str) -> Cost:
     readers = {"fixed_time": number, "compute_throughput": positive, "fixed_size": number, "output_factor": number}
     given = value.read(what, {name: if_given(reader) for name, reader in readers.items()})
     # As in DFM, the result does not grow with the input by default.
     return Cost(throughput=given.pop("compute_throughput", None), **{"output_factor": 0.0, **given})
 
 
-def _limit(value: Value, what: str) -> Any:
+def _limit(value: FileValue, what: str) -> Any:
     """Read one limit of calls; its name is its key."""
     try:
         if what != "key":  # has no effect by itself
@@ -185,7 +185,7 @@ def _limit(value: Value, what: str) -> Any:
     return value.identifier(what) if what == "key" else value.node.value
 
 
-def _check_limits(value: Value, given: dict[str, Any], parameters: Collection[str]) -> None:
+def _check_limits(value: FileValue, given: dict[str, Any], parameters: Collection[str]) -> None:
     try:
         limits = CallLimits.parse(given)
     except ValueError as error:
@@ -196,7 +196,7 @@ def _check_limits(value: Value, given: dict[str, Any], parameters: Collection[st
         value.part("key").problem(f"the operation has no parameter {name!r}; {one_of(name, list(parameters))}")
 
 
-def _retry(value: Value, what: str) -> RetryPolicy | None:
+def _retry(value: FileValue, what: str) -> RetryPolicy | None:
     readers: dict[str, Reader] = {
         "attempts": lambda at, name: at.number(name, whole=True, positive=True),
         "backoff": number,

@@ -11,8 +11,8 @@ from typing import Any, Final
 from urllib.parse import unquote
 
 from dfm_async.errors import FederationError, FileProblem
-from dfm_async.federation.files.tree import Node, TreeError, read_tree, tree_of
-from dfm_async.federation.files.values import Document, Ledger, TooMuch, Value
+from dfm_async.federation.files.tree import TreeError, TreeNode, read_tree, tree_of
+from dfm_async.federation.files.values import Document, FileValue, Ledger, TooMuch
 
 REF: Final = "$ref"
 _MOST_BYTES: Final = 16 * 1024 * 1024
@@ -34,8 +34,8 @@ class Documents:
         self._folder = os.path.dirname(os.path.realpath(path)) if confined else None
         self.files: list[str] = []
         self._read: dict[str, Document | None] = {}
-        self._tables: dict[int, dict[str, Value]] = {}  # merged mappings, for references into them
-        self._strays: dict[str, dict[str, tuple[Value, str]]] = {}
+        self._tables: dict[int, dict[str, FileValue]] = {}  # merged mappings, for references into them
+        self._strays: dict[str, dict[str, tuple[FileValue, str]]] = {}
         self._name = name = os.fspath(path)
         self.root = self._open(name, name, None) if data is None else self._take(name, data)
 
@@ -48,7 +48,7 @@ class Documents:
             self._failed(name, None, error.message)
             return None
 
-    def _open(self, name: str, path: str, asked: Value | None) -> Document | None:
+    def _open(self, name: str, path: str, asked: FileValue | None) -> Document | None:
         key = os.path.realpath(path) if "\0" not in path else path
         if key in self._read:
             return self._read[key]
@@ -67,21 +67,21 @@ class Documents:
         for found in twice:
             self.ledger.add(FileProblem(name, found.line, found.column, found.key, found.message))
         self.files.append(os.path.abspath(path))
-        document = self._read[key] = Document(name, os.path.dirname(key), node or Node(None, 0), self.ledger)
+        document = self._read[key] = Document(name, os.path.dirname(key), node or TreeNode(None, 0), self.ledger)
         return document
 
-    def _failed(self, name: str, asked: Value | None, message: str) -> None:
+    def _failed(self, name: str, asked: FileValue | None, message: str) -> None:
         if asked is None:
             self.ledger.add(FileProblem(name, 0, 0, "", message))
         else:
             asked.problem(message)
 
     @contextmanager
-    def reading(self) -> Iterator[Value]:
+    def reading(self) -> Iterator[FileValue]:
         """Give the content of the first file. At the end, raise a FederationError that lists all problems."""
         if self.root is not None:
             try:
-                yield Value(self.root.root, self.root)
+                yield FileValue(self.root.root, self.root)
             except TooMuch as error:
                 error.at.problem("the files and their references are together larger than allowed")
         self._report_strays()
@@ -91,7 +91,7 @@ class Documents:
 
     # references
 
-    def follow(self, value: Value, *, alone: bool = True) -> Value | None:
+    def follow(self, value: FileValue, *, alone: bool = True) -> FileValue | None:
         """Resolve the ``$ref`` of a value, if it has one; None if invalid. ``alone``: no other key may be beside it."""
         seen: set[int] = set()
         while value.has(REF):
@@ -109,7 +109,7 @@ class Documents:
             value = found
         return value
 
-    def referred(self, value: Value) -> Value | None:
+    def referred(self, value: FileValue) -> FileValue | None:
         """Return the target of the ``$ref`` of a value; None if that is invalid."""
         ref = value.get(REF)
         if ref is None:
@@ -119,9 +119,9 @@ class Documents:
             return None
         return self._target(ref, ref.node.value, ())
 
-    def entries(self, value: Value, what: str, active: tuple[int, ...] = ()) -> Iterator[tuple[str, Value]]:
+    def entries(self, value: FileValue, what: str, active: tuple[int, ...] = ()) -> Iterator[tuple[str, FileValue]]:
         """Yield the items of a mapping, with everything that its ``$ref: [...]`` merges into it."""
-        taken: dict[str, Value] = {}
+        taken: dict[str, FileValue] = {}
         for name, part in self._merged(value, what, active):
             if name in taken:
                 first = taken[name]
@@ -130,7 +130,7 @@ class Documents:
             taken[name] = part
             yield name, part
 
-    def _merged(self, value: Value, what: str, active: tuple[int, ...]) -> Iterator[tuple[str, Value]]:
+    def _merged(self, value: FileValue, what: str, active: tuple[int, ...]) -> Iterator[tuple[str, FileValue]]:
         for name, part in value.mapping(what):
             if name != REF:
                 yield name, part
@@ -153,7 +153,7 @@ class Documents:
                 continue
             yield from self._merged(found, what, (*active, id(value.node)))
 
-    def _target(self, ref: Value, text: str, active: tuple[int, ...]) -> Value | None:
+    def _target(self, ref: FileValue, text: str, active: tuple[int, ...]) -> FileValue | None:
         file, hash_sign, pointer = text.partition("#")
         if "://" in file:
             ref.problem(f"{text!r}: only files can be referred to, by their paths; save it next to this one")
@@ -166,7 +166,7 @@ class Documents:
             document = self._beside(ref, file)
         if document is None:
             return None  # problems of the file were reported when it was read
-        at = Value(document.root, document)
+        at = FileValue(document.root, document)
         if pointer in ("", "/"):
             return at
         if not pointer.startswith("/"):
@@ -180,7 +180,7 @@ class Documents:
             at = step
         return at
 
-    def _beside(self, ref: Value, file: str) -> Document | None:
+    def _beside(self, ref: FileValue, file: str) -> Document | None:
         """Open a file whose path begins at the one that names it; else where the program runs, as all do in DFM."""
         path = os.path.join(ref.document.folder, file)
         if self._folder is not None:
@@ -204,7 +204,7 @@ class Documents:
                 f"{file} is found only in the working directory; write {better!r}, which is found everywhere.{others}"
             )
 
-    def _step(self, at: Value, key: str, active: tuple[int, ...]) -> Value | None:
+    def _step(self, at: FileValue, key: str, active: tuple[int, ...]) -> FileValue | None:
         found = at.get(key)
         if found is not None:
             return found
@@ -227,7 +227,7 @@ class _Unreadable(Exception):
     pass
 
 
-def _text(name: str, path: str, asked: Value | None) -> str:
+def _text(name: str, path: str, asked: FileValue | None) -> str:
     named = "" if asked is None else f"{name} "  # what was asked for is named anyway
     try:
         if not stat.S_ISREG(os.stat(path).st_mode):
@@ -251,7 +251,7 @@ def _shown(beside: str, file: str) -> str:
     return os.path.normpath(os.path.join(os.path.dirname(beside), file))
 
 
-def _elsewhere(path: str, asked: Value | None) -> str:
+def _elsewhere(path: str, asked: FileValue | None) -> str:
     """Return a hint where a relative path begins: at the file that holds it, or where the program runs."""
     if asked is None:
         return "" if os.path.isabs(path) else f". The program runs in {os.getcwd()}"

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from dfm_async.federation.files.documents import Documents
 from dfm_async.federation.files.schemas import SchemaReader, type_name
-from dfm_async.federation.files.values import Value, if_given, one_of
+from dfm_async.federation.files.values import FileValue, if_given, one_of
 from dfm_async.federation.operation import Declaration, Operation, Signature
 from dfm_async.federation.schemas import Models, optional, result_type, shown, type_of
 
@@ -18,7 +18,7 @@ _KEYS: Final = ("description", "parameters", "required", "returns", "type", "tit
 _TAKEN: Final = frozenset({"site", "provider"})
 
 
-def read_operation(value: Value, documents: Documents, schemas: SchemaReader) -> Declaration:
+def read_operation(value: FileValue, documents: Documents, schemas: SchemaReader) -> Declaration:
     """Read an operation."""
     fields = value.fields("an operation", _KEYS)
     description = _text(fields.get("description"), "description")
@@ -70,7 +70,7 @@ def signature_of(declaration: Declaration, models: Models) -> Signature:
     return Signature(inspect.Signature(listed, return_annotation=declared), types, returns, wants_context=False)
 
 
-def _text(value: Value | None, what: str) -> str:
+def _text(value: FileValue | None, what: str) -> str:
     return "" if value is None or value.missing else value.text(what) or ""
 
 

@@ -14,7 +14,7 @@ from dfm_async.federation.files.adapters import class_path, read_adapter
 from dfm_async.federation.files.documents import REF, Documents
 from dfm_async.federation.files.operations import read_operation, signature_of
 from dfm_async.federation.files.schemas import SchemaReader, is_path
-from dfm_async.federation.files.values import Reader, Value, if_given, number, one_of, positive
+from dfm_async.federation.files.values import FileValue, Reader, if_given, number, one_of, positive
 from dfm_async.federation.operation import Operation
 from dfm_async.federation.schemas import REF_START
 from dfm_async.federation.site import Site
@@ -42,7 +42,7 @@ def read_federation(
     with _uncollected():
         documents = Documents(path, confined=packages is not None)
         with documents.reading() as value:
-            _Reader(documents, federation).read(value)
+            _FederationReader(documents, federation).read(value)
     federation.files = tuple(documents.files)
     return federation
 
@@ -72,7 +72,7 @@ def _uncollected() -> Iterator[None]:
         gc.enable()
 
 
-class _Reader:
+class _FederationReader:
     """Reads a file into a federation that is empty so far."""
 
     def __init__(self, documents: Documents, federation: Federation) -> None:
@@ -81,7 +81,7 @@ class _Reader:
         self._packages = federation.packages
         self._adapters: dict[tuple[int, str | None, tuple[str, ...]], dict[str, Any]] = {}
 
-    def read(self, value: Value) -> None:
+    def read(self, value: FileValue) -> None:
         if not isinstance(value.node.value, dict):
             what = "is empty" if value.missing else f"holds {value.kind}"
             value.problem(f"the file {what}; it must be a mapping with the keys {', '.join(_KEYS)}")
@@ -103,9 +103,9 @@ class _Reader:
         if "sites" in fields:
             self._sites(fields["sites"])
 
-    def _info(self, info: Value) -> None:
+    def _info(self, info: FileValue) -> None:
         federation = self._federation
-        given: dict[str, Value] = {}
+        given: dict[str, FileValue] = {}
         for name, part in info.mapping("info"):
             plain = name.replace("-", "_")
             if plain in given:
@@ -130,8 +130,8 @@ class _Reader:
 
     # schemas and operations
 
-    def _schemas(self, value: Value | None) -> SchemaReader:
-        named: dict[str, Value] = {}
+    def _schemas(self, value: FileValue | None) -> SchemaReader:
+        named: dict[str, FileValue] = {}
         names: dict[int, str] = {}
         for name, part in self._documents.entries(value, "schemas") if value is not None else ():
             if not is_path(name):
@@ -151,7 +151,7 @@ class _Reader:
                 part.problem("this reference refers to itself")
         return reader
 
-    def _operations(self, value: Value, schemas: SchemaReader) -> None:
+    def _operations(self, value: FileValue, schemas: SchemaReader) -> None:
         federation = self._federation
         for name, part in self._documents.entries(value, "operations"):
             found = self._documents.follow(part)
@@ -163,8 +163,8 @@ class _Reader:
 
     # sites
 
-    def _sites(self, value: Value) -> None:
-        costs: list[tuple[Site, Value]] = []
+    def _sites(self, value: FileValue) -> None:
+        costs: list[tuple[Site, FileValue]] = []
         for full, part in self._documents.entries(value, "sites"):
             found = self._documents.follow(part)
             name, at, domain = full.partition("@")
@@ -179,9 +179,9 @@ class _Reader:
         for site, cost in costs:  # only now all sites are known
             site.send_cost = self._send_cost(cost)
 
-    def _site(self, value: Value, name: str) -> tuple[Site, Value | None]:
+    def _site(self, value: FileValue, name: str) -> tuple[Site, FileValue | None]:
         readers: dict[str, Reader] = {
-            "info": Value.plain_mapping,
+            "info": FileValue.plain_mapping,
             "impl": if_given(self._class),
             "cache_config": lambda at, _: (None if at.missing else self._cache(at),),
             "secrets_vault": if_given(lambda at, _: self._vault(at)),
@@ -205,24 +205,24 @@ class _Reader:
             self._interface(interface, site, provider)
         return site, send_cost
 
-    def _class(self, value: Value, what: str) -> ClassPath | None:
+    def _class(self, value: FileValue, what: str) -> ClassPath | None:
         return class_path(value, what, self._packages)
 
-    def _providers(self, value: Value, site: Site) -> list[tuple[str | None, Value]]:
-        interfaces: list[tuple[str | None, Value]] = []
+    def _providers(self, value: FileValue, site: Site) -> list[tuple[str | None, FileValue]]:
+        interfaces: list[tuple[str | None, FileValue]] = []
         for name, part in self._documents.entries(value, "providers"):
             found = self._documents.follow(part)
             if not name.isidentifier():
                 part.problem(f"a provider's name must be an identifier, not {name!r}")
             elif found is not None:
-                readers = {"info": Value.plain_mapping, "impl": if_given(self._class), "interface": _as_it_is}
+                readers = {"info": FileValue.plain_mapping, "impl": if_given(self._class), "interface": _as_it_is}
                 given = found.read("a provider", readers)
                 if "interface" in given:
                     interfaces.append((name, given.pop("interface")))
                 site.provider(name, **given)
         return interfaces
 
-    def _interface(self, value: Value, site: Site, provider: str | None) -> None:
+    def _interface(self, value: FileValue, site: Site, provider: str | None) -> None:
         known = site.federation.operations
         for key, part in self._documents.entries(value, "an interface"):
             name = key.removeprefix(_OPERATION).replace("~1", "/").replace("~0", "~")
@@ -245,7 +245,7 @@ class _Reader:
                     found.problem(str(error))
 
     def _adapter(
-        self, value: Value, operation: Operation[..., Any] | None, providers: tuple[str, ...]
+        self, value: FileValue, operation: Operation[..., Any] | None, providers: tuple[str, ...]
     ) -> dict[str, Any]:
         """Read an adapter, once for all the sites that refer to it."""
         key = (id(value.node), None if operation is None else operation.name, providers)
@@ -254,11 +254,11 @@ class _Reader:
             self._adapters[key] = read_adapter(value, parameters, providers, self._packages)
         return self._adapters[key]
 
-    def _cache(self, value: Value) -> CacheConfig:
+    def _cache(self, value: FileValue) -> CacheConfig:
         readers: dict[str, Reader] = {
-            "protocol": Value.text,
-            "storage_options": Value.plain_mapping,
-            "base_path": Value.text,
+            "protocol": FileValue.text,
+            "storage_options": FileValue.plain_mapping,
+            "base_path": FileValue.text,
             "max_bytes": lambda at, name: at.number(name, positive=True, whole=True),
             "max_age": positive,
         }
@@ -275,7 +275,7 @@ class _Reader:
             )
         return config
 
-    def _vault(self, value: Value) -> VaultConfig:
+    def _vault(self, value: FileValue) -> VaultConfig:
         fields = value.fields("secrets_vault", ("path", "args"))
         args = fields["args"].plain_mapping("args") if "args" in fields else {}
         path = None
@@ -293,7 +293,7 @@ class _Reader:
             args["path"] = _beside(fields["args"], args["path"])
         return VaultConfig(path=path, args=args)
 
-    def _send_cost(self, value: Value) -> dict[str, SendCost]:
+    def _send_cost(self, value: FileValue) -> dict[str, SendCost]:
         sites = self._federation.sites
         found: dict[str, SendCost] = {}
         for full, part in value.mapping("send_cost"):
@@ -306,7 +306,7 @@ class _Reader:
         return found
 
 
-def _memory(value: Value, _what: str) -> int | None:
+def _memory(value: FileValue, _what: str) -> int | None:
     try:
         return parse_bytes(value.node.value)
     except ValueError as error:
@@ -314,7 +314,7 @@ def _memory(value: Value, _what: str) -> int | None:
         return None
 
 
-def _workers(value: Value, what: str) -> int | tuple[int, int] | None:
+def _workers(value: FileValue, what: str) -> int | tuple[int, int] | None:
     """Read a number of workers, or two of them: the smallest and the largest."""
     if not isinstance(value.node.value, list):
         return _count(value, what)
@@ -326,15 +326,15 @@ def _workers(value: Value, what: str) -> int | tuple[int, int] | None:
     return (ends[0], ends[1]) if len(ends) == 2 else None
 
 
-def _count(value: Value, what: str) -> int | None:
+def _count(value: FileValue, what: str) -> int | None:
     found = value.number(what, positive=True, whole=True)
     return None if found is None else int(found)
 
 
-def _as_it_is(value: Value, _what: str) -> Value:
+def _as_it_is(value: FileValue, _what: str) -> FileValue:
     return value
 
 
-def _beside(value: Value, path: str) -> str:
+def _beside(value: FileValue, path: str) -> str:
     """Return a path relative to the folder of the file that holds it: workers may run elsewhere."""
     return path if path.startswith("~") else os.path.abspath(os.path.join(value.document.folder, path))

@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from dfm_async.federation.files.documents import REF, Documents
 from dfm_async.federation.files.tree import DEEPEST
-from dfm_async.federation.files.values import Value, close_to
+from dfm_async.federation.files.values import FileValue, close_to
 from dfm_async.federation.schemas import JSON_TYPES, REF_START
 
 INPUTS: Final = ("accepts_literal_input", "accepts_node_input", "accepts_place_input", "discoverable")
@@ -47,7 +47,7 @@ class SchemaReader:
         self._documents = documents
         self._names = names
 
-    def parameter(self, value: Value) -> dict[str, Any]:
+    def parameter(self, value: FileValue) -> dict[str, Any]:
         """Read the schema of a parameter, with what kinds of input it accepts."""
         found = self._read(value, (), named=True, inputs=True)
         if not any(found.get(name, True) for name in INPUTS[:3]):
@@ -59,12 +59,12 @@ class SchemaReader:
             _check_default(value, found)
         return found
 
-    def schema(self, value: Value) -> dict[str, Any]:
+    def schema(self, value: FileValue) -> dict[str, Any]:
         """Read a named schema."""
         return self._read(value, (), named=False, inputs=False)
 
     def _read(
-        self, value: Value, active: tuple[int, ...], *, named: bool = True, inputs: bool = False
+        self, value: FileValue, active: tuple[int, ...], *, named: bool = True, inputs: bool = False
     ) -> dict[str, Any]:
         if named and id(value.node) in self._names:
             return {"$ref": REF_START + self._names[id(value.node)]}
@@ -108,7 +108,7 @@ class SchemaReader:
                 )
         return found
 
-    def _keyword(self, key: str, value: Value, active: tuple[int, ...]) -> Any:
+    def _keyword(self, key: str, value: FileValue, active: tuple[int, ...]) -> Any:
         """Return what a keyword holds; None if it is invalid or empty."""
         if key == "type":
             return read_types(value)
@@ -137,7 +137,7 @@ def is_path(text: str) -> bool:
     return all(part.isidentifier() for part in text.split("."))
 
 
-def type_name(value: Value, what: str) -> str | None:
+def type_name(value: FileValue, what: str) -> str | None:
     """Read the name of a type: one of JSON schemas, or the path of a class."""
     found = value.text(what)
     if found is not None and not is_path(found):
@@ -145,7 +145,7 @@ def type_name(value: Value, what: str) -> str | None:
     return found
 
 
-def read_types(value: Value) -> str | list[str] | None:
+def read_types(value: FileValue) -> str | list[str] | None:
     """Read a type of JSON schemas, or a list of them."""
     if isinstance(value.node.value, list):
         found = [name for part in value.items("type") if (name := _single_type(part)) is not None]
@@ -155,7 +155,7 @@ def read_types(value: Value) -> str | list[str] | None:
     return _single_type(value)
 
 
-def _single_type(value: Value) -> str | None:
+def _single_type(value: FileValue) -> str | None:
     text = value.text("type") if not value.missing else "null"
     if text is None or text in JSON_TYPES or ("." in text and is_path(text)):
         return text
@@ -166,7 +166,7 @@ def _single_type(value: Value) -> str | None:
     return None
 
 
-def _can_match(value: Value, pattern: str) -> bool:
+def _can_match(value: FileValue, pattern: str) -> bool:
     from pydantic_core import SchemaError, SchemaValidator, core_schema
 
     try:
@@ -180,7 +180,7 @@ def _can_match(value: Value, pattern: str) -> bool:
     return True
 
 
-def _check_default(value: Value, schema: Mapping[str, Any]) -> None:
+def _check_default(value: FileValue, schema: Mapping[str, Any]) -> None:
     kinds = schema.get("type")
     if kinds is None or schema["default"] is None:
         return

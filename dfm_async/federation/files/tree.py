@@ -20,7 +20,7 @@ _GROUPS: Final = {_TAG + "map", _TAG + "seq"}
 _MERGE: Final = "<<"
 
 
-class Node:
+class TreeNode:
     """A part of a file.
 
     Attributes:
@@ -32,7 +32,7 @@ class Node:
 
     __slots__ = ("at", "keys", "size", "value")
 
-    def __init__(self, value: Scalar | list[Node] | dict[str, Node], at: int) -> None:
+    def __init__(self, value: Scalar | list[TreeNode] | dict[str, TreeNode], at: int) -> None:
         self.value = value
         self.at = at
         self.size = 1
@@ -73,15 +73,15 @@ class _Frame:
 
     __slots__ = ("keys", "mapping", "merged", "name", "node")
 
-    def __init__(self, node: Node) -> None:
+    def __init__(self, node: TreeNode) -> None:
         self.node = node
         self.mapping = isinstance(node.value, dict)
         self.keys: dict[str, int] = {}
-        self.merged: list[Node] | None = None
+        self.merged: list[TreeNode] | None = None
         self.name: str | None = None  # the key whose value comes next
 
 
-def read_tree(text: str) -> tuple[Node | None, list[TreeError]]:
+def read_tree(text: str) -> tuple[TreeNode | None, list[TreeError]]:
     """Read one YAML document: its root, None if it is empty, and the duplicate keys.
 
     JSON that is not YAML is read, too: with tabs, or escapes of surrogates. A TreeError reports what cannot be read.
@@ -97,14 +97,14 @@ def read_tree(text: str) -> tuple[Node | None, list[TreeError]]:
             raise error from None
 
 
-def _read_yaml(text: str) -> tuple[Node | None, list[TreeError]]:
+def _read_yaml(text: str) -> tuple[TreeNode | None, list[TreeError]]:
     import yaml  # only needed for files
 
     composer = _Composer()
     takers: dict[type, Callable[[Any, int], None] | None] = {
         yaml.ScalarEvent: composer.scalar,
-        yaml.MappingStartEvent: lambda event, at: composer.begin(event, Node({}, at)),
-        yaml.SequenceStartEvent: lambda event, at: composer.begin(event, Node([], at)),
+        yaml.MappingStartEvent: lambda event, at: composer.begin(event, TreeNode({}, at)),
+        yaml.SequenceStartEvent: lambda event, at: composer.begin(event, TreeNode([], at)),
         yaml.MappingEndEvent: composer.end,
         yaml.SequenceEndEvent: composer.end,
         yaml.AliasEvent: composer.alias,
@@ -134,7 +134,7 @@ def _read_yaml(text: str) -> tuple[Node | None, list[TreeError]]:
     return composer.root, composer.twice
 
 
-def tree_of(data: Any) -> Node:
+def tree_of(data: Any) -> TreeNode:
     """Make a tree of data without lines; TreeError if it is too deep or large, or not plain data."""
     # All of them are in line 0, each at its own column.
     return _tree_of(data, itertools.count(-1 << _LINE), 0)
@@ -145,7 +145,7 @@ def _is_broken(text: str) -> bool:
     return not text.isascii() and any("\ud800" <= character <= "\udfff" for character in text)
 
 
-def _tree_of(data: Any, places: Iterator[int], depth: int) -> Node:
+def _tree_of(data: Any, places: Iterator[int], depth: int) -> TreeNode:
     at = next(places)
     if depth > DEEPEST:
         raise TreeError(0, 0, f"this is nested deeper than {DEEPEST} levels")
@@ -153,15 +153,15 @@ def _tree_of(data: Any, places: Iterator[int], depth: int) -> Node:
         raise TreeError(0, 0, f"it has more than {LARGEST:,} parts")
     if isinstance(data, Mapping):
         named = {str(name): _tree_of(part, places, depth + 1) for name, part in data.items()}
-        node, parts = Node(named, at), list(named.values())
+        node, parts = TreeNode(named, at), list(named.values())
         node.keys = {name: part.at for name, part in named.items()}
     elif isinstance(data, (list, tuple)):
         parts = [_tree_of(part, places, depth + 1) for part in data]
-        node = Node(parts, at)
+        node = TreeNode(parts, at)
     elif data is None or isinstance(data, (str, int, float)):
         if isinstance(data, str) and _is_broken(data):
             raise TreeError(0, 0, f"unpaired surrogate in {data!r}")
-        return Node(data, at)
+        return TreeNode(data, at)
     else:
         raise TreeError(0, 0, f"a value of type {type(data).__name__} is neither text, a number, a list nor a mapping")
     node.size += sum(part.size for part in parts)
@@ -172,11 +172,11 @@ class _Composer:
     """Puts events together, without recursion: what is nested too deep must not end the process."""
 
     def __init__(self) -> None:
-        self.root: Node | None = None
+        self.root: TreeNode | None = None
         self.twice: list[TreeError] = []
         self._stack: list[_Frame] = []
         self._frame: _Frame | None = None
-        self._anchors: dict[str, Node | None] = {}
+        self._anchors: dict[str, TreeNode | None] = {}
         self._open: dict[int, str] = {}
         self._documents = 0
         self._resolvers, self._constructors = _safe_scalars()
@@ -194,7 +194,7 @@ class _Composer:
         if frame is not None and frame.mapping and frame.name is None:
             self._key(frame, event, text, at)
             return
-        node = Node(self._value(event, text, at), at)
+        node = TreeNode(self._value(event, text, at), at)
         if event.anchor is not None:
             self._anchors[event.anchor] = node
         self._add(node, at)
@@ -227,7 +227,7 @@ class _Composer:
         if event.tag is not None and event.tag not in _PLAIN_TAGS and event.tag != "!":
             raise _bad_tag(event.tag, at)
         if event.anchor is not None:
-            self._anchors[event.anchor] = Node(text, at)
+            self._anchors[event.anchor] = TreeNode(text, at)
         frame.name = text
         if text == _MERGE and event.implicit[0]:
             return
@@ -243,7 +243,7 @@ class _Composer:
         for frame in self._stack:
             yield len(frame.node.value) if isinstance(frame.node.value, list) else frame.name or ""
 
-    def begin(self, event: Any, node: Node) -> None:
+    def begin(self, event: Any, node: TreeNode) -> None:
         if event.tag is not None and event.tag not in _GROUPS and event.tag != "!":
             raise _bad_tag(event.tag, node.at)
         if len(self._stack) >= DEEPEST:
@@ -286,7 +286,7 @@ class _Composer:
             raise _wrong(at, "a key must be text, not an alias")
         self._add(node, at)
 
-    def _add(self, node: Node, at: int) -> None:
+    def _add(self, node: TreeNode, at: int) -> None:
         frame = self._frame
         if frame is None:
             self.root = node
@@ -305,7 +305,7 @@ class _Composer:
             raise _wrong(at, f"the file has more than {LARGEST:,} parts, with what its aliases repeat")
 
 
-def _merged(node: Node, at: int) -> list[Node]:
+def _merged(node: TreeNode, at: int) -> list[TreeNode]:
     found = node.value if isinstance(node.value, list) else [node]
     if not all(isinstance(part.value, dict) for part in found):
         raise _wrong(at, "<<: takes an alias of a mapping, or a list of them")

@@ -10,7 +10,7 @@ from typing import Any, Final, TypeAlias
 
 from dfm_async.base.text import shortened
 from dfm_async.errors import FileProblem
-from dfm_async.federation.files.tree import LARGEST, Node, path_text, place
+from dfm_async.federation.files.tree import LARGEST, TreeNode, path_text, place
 
 _log = logging.getLogger(__name__)
 
@@ -25,7 +25,7 @@ _WITH_DASHES: Final = frozenset(
 class TooMuch(Exception):
     """What files refer to, taken together, is larger than allowed."""
 
-    def __init__(self, at: Value) -> None:
+    def __init__(self, at: FileValue) -> None:
         super().__init__(at)
         self.at = at
 
@@ -52,7 +52,7 @@ class Ledger:
             self._known.add(same)
             _log.warning("%s", problem)
 
-    def spend(self, parts: int, at: Value) -> None:
+    def spend(self, parts: int, at: FileValue) -> None:
         """Count what is read, each time that it is referred to; raise TooMuch beyond the limit."""
         self._left -= parts
         if self._left < 0:
@@ -65,17 +65,17 @@ class Document:
 
     name: str
     folder: str
-    root: Node
+    root: TreeNode
     ledger: Ledger
 
 
 @dataclass(slots=True, eq=False, repr=False)
-class Value:
+class FileValue:
     """A part of a file, and the keys that lead to it."""
 
-    node: Node
+    node: TreeNode
     document: Document
-    parent: Value | None = None
+    parent: FileValue | None = None
     key: str = ""
 
     # where it is
@@ -127,9 +127,9 @@ class Value:
         """Whether the key has no value."""
         return self.node.value is None
 
-    def child(self, key: str, node: Node) -> Value:
+    def child(self, key: str, node: TreeNode) -> FileValue:
         """Return a part of it."""
-        return Value(node, self.document, self, key)
+        return FileValue(node, self.document, self, key)
 
     def has(self, name: str) -> bool:
         """Return whether it is a mapping with such a key."""
@@ -139,35 +139,35 @@ class Value:
         """Return whether it is a mapping with such a key, and no other."""
         return isinstance(self.node.value, dict) and len(self.node.value) == 1 and name in self.node.value
 
-    def get(self, name: str) -> Value | None:
+    def get(self, name: str) -> FileValue | None:
         """Return the value of a key, if this is a mapping that has it."""
         if isinstance(self.node.value, dict) and name in self.node.value:
             return self.child(name, self.node.value[name])
         return None
 
-    def part(self, name: str) -> Value:
+    def part(self, name: str) -> FileValue:
         """Return the value of a key; without it, one that is missing."""
-        return self.get(name) or self.child(name, Node(None, self.node.at))
+        return self.get(name) or self.child(name, TreeNode(None, self.node.at))
 
     def text_of(self, name: str) -> str:
         """Return the text of a key; empty if it has none."""
         found = self.part(name).node.value
         return found if isinstance(found, str) else ""
 
-    def mapping(self, what: str) -> Iterator[tuple[str, Value]]:
+    def mapping(self, what: str) -> Iterator[tuple[str, FileValue]]:
         """Yield its keys and values; nothing counts as an empty mapping."""
         value = self.node.value
         if isinstance(value, dict):
             self.document.ledger.spend(len(value), self)
             document = self.document
-            return iter([(name, Value(node, document, self, name)) for name, node in value.items()])
+            return iter([(name, FileValue(node, document, self, name)) for name, node in value.items()])
         if value is not None:
             self.problem(f"{what} must be a mapping, not {self.kind}")
         return iter(())
 
-    def fields(self, what: str, known: Collection[str]) -> dict[str, Value]:
+    def fields(self, what: str, known: Collection[str]) -> dict[str, FileValue]:
         """Return the values of a mapping whose keys are fixed; they may be written with ``-`` or ``_``."""
-        found: dict[str, Value] = {}
+        found: dict[str, FileValue] = {}
         for name, value in self.mapping(what):
             if name in known and name not in found:
                 found[name] = value
@@ -192,7 +192,7 @@ class Value:
                 found[name] = value
         return found
 
-    def items(self, what: str) -> list[Value]:
+    def items(self, what: str) -> list[FileValue]:
         """Return the parts of a list."""
         value = self.node.value
         if isinstance(value, list):
@@ -252,7 +252,7 @@ class Value:
         return {}
 
 
-Reader: TypeAlias = Callable[[Value, str], Any]
+Reader: TypeAlias = Callable[[FileValue, str], Any]
 """Reads a value, whose name in messages is given; None if it is invalid, which is reported."""
 
 
@@ -261,12 +261,12 @@ def if_given(reader: Reader) -> Reader:
     return lambda value, what: None if value.missing else reader(value, what)
 
 
-def number(value: Value, what: str) -> float | None:
+def number(value: FileValue, what: str) -> float | None:
     """Read a number that is not negative."""
     return value.number(what)
 
 
-def positive(value: Value, what: str) -> float | None:
+def positive(value: FileValue, what: str) -> float | None:
     """Read a number above zero."""
     return value.number(what, positive=True)
 
@@ -275,7 +275,7 @@ def _spelt(key: str) -> str:
     return key.replace("_", "-") if key in _WITH_DASHES else key
 
 
-def _plain(node: Node) -> Any:  # as deep as a file may be
+def _plain(node: TreeNode) -> Any:  # as deep as a file may be
     value = node.value
     if isinstance(value, dict):
         return {name: _plain(part) for name, part in value.items()}

@@ -26,7 +26,7 @@ _THREADS: Final = 8
 
 def write_federation(federation: Federation) -> str:
     """Return the text of the file. A FederationError lists everything that cannot be written to one."""
-    writer = _Writer(federation)
+    writer = _FederationWriter(federation)
     data = writer.data()
     if writer.problems:
         raise FederationError(federation.name, writer.problems)
@@ -44,7 +44,7 @@ def _dumped(data: dict[str, Any]) -> str:
     return text
 
 
-class _Writer:
+class _FederationWriter:
     def __init__(self, federation: Federation) -> None:
         self._federation = federation
         self._schemas: dict[str, Any] = dict(federation.models.declared)

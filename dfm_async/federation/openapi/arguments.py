@@ -7,9 +7,9 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal, NamedTuple, TypeAlias, cast
 
-from dfm_async.federation.files.values import Value, one_of
+from dfm_async.federation.files.values import FileValue, one_of
 from dfm_async.federation.openapi.schemas import Schemas, identifier, unused
-from dfm_async.model.http import FRAMING, Argument, Credential, Payload
+from dfm_async.model.http import FRAMING, Argument, Credential, RequestPayload
 
 _STYLES: Final = {
     "path": ("simple",),
@@ -26,14 +26,14 @@ _FORM: Final = "application/x-www-form-urlencoded"
 
 
 @dataclass(slots=True)
-class Taken:
+class OperationArguments:
     """What an operation takes."""
 
     schemas: dict[str, dict[str, Any]] = field(default_factory=dict)
     """The schema of each parameter, by its name in Python."""
     required: list[str] = field(default_factory=list)
     arguments: list[Argument] = field(default_factory=list)
-    payload: Payload | None = None
+    payload: RequestPayload | None = None
 
     def add(self, name: str, schema: dict[str, Any], required: bool) -> None:
         """Add a parameter."""
@@ -42,9 +42,9 @@ class Taken:
             self.required.append(name)
 
 
-def read_parameters(listed: list[Value], schemas: Schemas, taken: Taken) -> None:
+def read_parameters(listed: list[FileValue], schemas: Schemas, taken: OperationArguments) -> None:
     """Read the parameters of an operation; those of its own replace those of its path."""
-    chosen: dict[tuple[str, str], Value] = {}
+    chosen: dict[tuple[str, str], FileValue] = {}
     for value in listed:
         found = schemas.follow(value)
         if found is None:
@@ -60,7 +60,7 @@ def read_parameters(listed: list[Value], schemas: Schemas, taken: Taken) -> None
         _read_parameter(name, place, found, schemas, taken)
 
 
-def _read_parameter(name: str, place: str, value: Value, schemas: Schemas, taken: Taken) -> None:
+def _read_parameter(name: str, place: str, value: FileValue, schemas: Schemas, taken: OperationArguments) -> None:
     argument = unused(identifier(name, lower=place == "header"), taken.schemas, place)
     required = place == "path" or _true(value, "required")
     content, schema, style = value.get("content"), value.get("schema"), value.get("style")
@@ -96,7 +96,7 @@ def _read_parameter(name: str, place: str, value: Value, schemas: Schemas, taken
     )
 
 
-def read_body(value: Value, schemas: Schemas, taken: Taken) -> None:
+def read_body(value: FileValue, schemas: Schemas, taken: OperationArguments) -> None:
     """Read the body of an operation: the properties of an object become parameters, anything else is one."""
     found = schemas.follow(value)
     content = None if found is None else found.get("content")
@@ -120,10 +120,12 @@ def read_body(value: Value, schemas: Schemas, taken: Taken) -> None:
     argument = unused("body", taken.schemas)
     described = schemas.read(schema) if schema is not None and structured else {}
     taken.add(argument, described, required)
-    taken.payload = Payload(kind=kind, content_type=sent, argument=argument, required=(argument,) if required else ())
+    taken.payload = RequestPayload(
+        kind=kind, content_type=sent, argument=argument, required=(argument,) if required else ()
+    )
 
 
-def _is_flat(schema: Value) -> bool:
+def _is_flat(schema: FileValue) -> bool:
     """Return whether an object is described by nothing but its properties."""
     return (
         (not schema.has("type") or schema.text_of("type") == "object")
@@ -133,10 +135,12 @@ def _is_flat(schema: Value) -> bool:
     )
 
 
-def _flatten(schema: Value, kind: _Kind, sent: str, required: bool, schemas: Schemas, taken: Taken) -> bool:
+def _flatten(
+    schema: FileValue, kind: _Kind, sent: str, required: bool, schemas: Schemas, taken: OperationArguments
+) -> bool:
     listed = schema.part("required").items("required") if required else ()
     names = {part.node.value for part in listed if isinstance(part.node.value, str)}
-    found: dict[str, tuple[str, Value]] = {}
+    found: dict[str, tuple[str, FileValue]] = {}
     for name, part in schema.part("properties").mapping("properties"):
         argument = identifier(name)
         if argument in taken.schemas or argument in found:
@@ -145,7 +149,7 @@ def _flatten(schema: Value, kind: _Kind, sent: str, required: bool, schemas: Sch
             found[argument] = (name, part)
     for argument, (name, part) in found.items():
         taken.add(argument, schemas.read(part), name in names)
-    taken.payload = Payload(
+    taken.payload = RequestPayload(
         kind=kind,
         content_type=sent,
         properties={argument: name for argument, (name, _) in found.items()},
@@ -155,7 +159,7 @@ def _flatten(schema: Value, kind: _Kind, sent: str, required: bool, schemas: Sch
     return True
 
 
-def _true(value: Value, key: str) -> bool:
+def _true(value: FileValue, key: str) -> bool:
     return value.part(key).node.value is True
 
 
@@ -184,9 +188,9 @@ class Secret(NamedTuple):
 class Security:
     """How a service authenticates its callers. ``auth`` has the key in the vault for schemes of the document."""
 
-    def __init__(self, document: Value, schemas: Schemas, auth: Mapping[str, str]) -> None:
+    def __init__(self, document: FileValue, schemas: Schemas, auth: Mapping[str, str]) -> None:
         self._auth = auth
-        self._schemes: dict[str, Value] = {}
+        self._schemes: dict[str, FileValue] = {}
         self._general = document.get("security")
         for name, part in document.part("components").part("securitySchemes").mapping("securitySchemes"):
             found = schemas.follow(part)
@@ -197,7 +201,7 @@ class Security:
                 known = one_of(name, list(self._schemes))
                 document.problem(f"auth names the security scheme {name!r}, which the document does not have; {known}")
 
-    def of(self, operation: Value, used: Collection[str]) -> list[Secret]:
+    def of(self, operation: FileValue, used: Collection[str]) -> list[Secret]:
         """Return the secrets that requests of an operation need; their arguments avoid the names in ``used``."""
         stated = operation.get("security") or self._general
         if stated is None or not stated.node.value:
@@ -215,7 +219,7 @@ class Security:
         )
         return []
 
-    def _secret(self, stated: Value, name: str, used: Collection[str]) -> Secret | None:
+    def _secret(self, stated: FileValue, name: str, used: Collection[str]) -> Secret | None:
         scheme = self._schemes.get(name)
         if scheme is None:
             stated.problem(f"unknown security scheme {name!r}; {one_of(name, list(self._schemes))}")
@@ -223,7 +227,7 @@ class Security:
         credential = self._credential(scheme, unused(f"auth_{identifier(name)}", used))
         return None if credential is None else Secret(credential, self._auth[name])
 
-    def _credential(self, scheme: Value, argument: str) -> Credential | None:
+    def _credential(self, scheme: FileValue, argument: str) -> Credential | None:
         kind, http = scheme.text_of("type"), scheme.text_of("scheme").lower()
         match kind, http:
             case ("http", "basic"):
@@ -238,7 +242,7 @@ class Security:
         )
         return None
 
-    def _api_key(self, scheme: Value, argument: str) -> Credential | None:
+    def _api_key(self, scheme: FileValue, argument: str) -> Credential | None:
         name, place = scheme.text_of("name"), scheme.text_of("in")
         if not name or (place != "query" and not _TOKEN.fullmatch(name)):
             scheme.problem("an apiKey must have the name of a header, a cookie or a part of the query")

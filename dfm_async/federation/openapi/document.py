@@ -13,8 +13,8 @@ import msgspec
 from dfm_async.federation.bindings import Binding, FromParam, FromSecrets
 from dfm_async.federation.files.documents import Documents
 from dfm_async.federation.files.operations import signature_of
-from dfm_async.federation.files.values import Value, one_of
-from dfm_async.federation.openapi.arguments import Security, Taken, read_body, read_parameters
+from dfm_async.federation.files.values import FileValue, one_of
+from dfm_async.federation.openapi.arguments import OperationArguments, Security, read_body, read_parameters
 from dfm_async.federation.openapi.schemas import Schemas, camel, identifier, unused
 from dfm_async.federation.operation import Declaration
 from dfm_async.model.call_limits import CallLimits
@@ -32,7 +32,7 @@ _UNKNOWN: Final = "http://unknown"
 """Replaces an invalid address, which is reported already."""
 
 
-class _Found(NamedTuple):
+class _FoundOperation(NamedTuple):
     """An operation of a service: how its requests are made, and where their arguments come from."""
 
     name: str
@@ -41,7 +41,7 @@ class _Found(NamedTuple):
     bindings: Mapping[str, Binding]
 
 
-def _is_openapi(document: Value) -> bool:
+def _is_openapi(document: FileValue) -> bool:
     if not isinstance(document.node.value, dict):
         document.problem(f"an OpenAPI document must be a mapping, not {document.kind}")
         return False
@@ -60,7 +60,7 @@ def _is_openapi(document: Value) -> bool:
     return True
 
 
-def _server(owner: Value) -> str | None:
+def _server(owner: FileValue) -> str | None:
     """Return the address of the service, as a document, a path or an operation has it."""
     listed = owner.part("servers").items("servers")
     url = listed[0].text_of("url") if listed else ""
@@ -81,8 +81,8 @@ def _server(owner: Value) -> str | None:
 
 
 @dataclass(slots=True)
-class _Reader:
-    document: Value
+class _DocumentReader:
+    document: FileValue
     group: str
     base_url: str | None
     schemas: Schemas
@@ -93,7 +93,7 @@ class _Reader:
     ids: dict[str, None] = field(default_factory=dict)
     names: set[str] = field(default_factory=set)
 
-    def read(self) -> list[_Found]:
+    def read(self) -> list[_FoundOperation]:
         found = [operation for parts in self._listed() if (operation := self._operation(*parts)) is not None]
         for name in self.only or ():
             if name not in self.ids:
@@ -102,7 +102,7 @@ class _Reader:
             self.document.problem("the document has no operations")
         return found
 
-    def _listed(self) -> Iterator[tuple[str, str, str, Value, Value]]:
+    def _listed(self) -> Iterator[tuple[str, str, str, FileValue, FileValue]]:
         for path, item in self.document.part("paths").mapping("paths"):
             if path.startswith("x-"):
                 continue
@@ -121,11 +121,13 @@ class _Reader:
                 if self.only is None or name in self.only:
                     yield name, method, path, place, operation
 
-    def _operation(self, id_: str, method: str, path: str, place: Value, value: Value) -> _Found | None:
+    def _operation(
+        self, id_: str, method: str, path: str, place: FileValue, value: FileValue
+    ) -> _FoundOperation | None:
         if not isinstance(value.node.value, dict):
             value.problem(f"an operation must be a mapping, not {value.kind}")
             return None
-        taken = Taken()
+        taken = OperationArguments()
         listed = [part for owner in (place, value) for part in owner.part("parameters").items("parameters")]
         read_parameters(listed, self.schemas, taken)
         body = value.get("requestBody")
@@ -154,9 +156,9 @@ class _Reader:
             required=tuple(taken.required),
             returns=self._returns(value),
         )
-        return _Found(name, declaration, plan, bindings)
+        return _FoundOperation(name, declaration, plan, bindings)
 
-    def _address(self, place: Value, operation: Value) -> str:
+    def _address(self, place: FileValue, operation: FileValue) -> str:
         """Return where an operation is asked: an operation and a path may have servers of their own."""
         if self.base_url is not None:
             return self.base_url
@@ -167,7 +169,7 @@ class _Reader:
             self.general = _server(self.document) or _UNKNOWN
         return self.general
 
-    def _returns(self, operation: Value) -> str:
+    def _returns(self, operation: FileValue) -> str:
         """Return the type of the response, if the document has only one."""
         kinds: set[str] = set()
         for status, part in operation.part("responses").mapping("responses"):
@@ -181,7 +183,7 @@ class _Reader:
                 kinds.update(self._kind(kind, about.part("schema")) for kind, about in described)
         return kinds.pop() if len(kinds) == 1 else "object"
 
-    def _kind(self, content_type: str, schema: Value) -> str:
+    def _kind(self, content_type: str, schema: FileValue) -> str:
         if content_type.lower().startswith("text/"):
             return "string"
         found = self.schemas.follow(schema)
@@ -192,7 +194,7 @@ class _Reader:
         return "object" if found.part("nullable").node.value is True else kind
 
 
-def _about(operation: Value) -> str:
+def _about(operation: FileValue) -> str:
     texts = dict.fromkeys(operation.text_of(key).strip() for key in ("summary", "description"))
     return "\n\n".join(text for text in texts if text)
 
@@ -217,12 +219,12 @@ def add_document(
     if base_url is not None:
         RequestPlan(method="GET", base_url=base_url, path="/")  # what is wrong with it is raised here, once
     documents = Documents("the document", document) if isinstance(document, Mapping) else Documents(document)
-    found: list[_Found] = []
+    found: list[_FoundOperation] = []
     with documents.reading() as root:
         group = name or identifier(root.part("info").text_of("title"), lower=True)
         schemas = Schemas(documents, group, set(federation.models.declared))
         if _is_openapi(root):
-            found = _Reader(root, group, base_url, schemas, Security(root, schemas, auth), operations).read()
+            found = _DocumentReader(root, group, base_url, schemas, Security(root, schemas, auth), operations).read()
     clashing = [each.name for each in found if each.name in federation.operations]
     if clashing:
         raise ValueError(f"federation {federation.name!r} has {', '.join(clashing)} already: pass another name=")
@@ -240,7 +242,7 @@ def add_document(
 def _offer(
     federation: Federation,
     site: Site,
-    found: _Found,
+    found: _FoundOperation,
     provider: str | None,
     options: HttpOptions,
     limits: Mapping[str, Any],

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from dfm_async.federation.files.documents import REF, Documents
 from dfm_async.federation.files.tree import DEEPEST
-from dfm_async.federation.files.values import Value
+from dfm_async.federation.files.values import FileValue
 from dfm_async.federation.operation import RESERVED
 from dfm_async.federation.schemas import JSON_TYPES, REF_START
 
@@ -75,11 +75,11 @@ class Schemas:
         self._taken = taken
         self._names: dict[int, str] = {}
 
-    def follow(self, value: Value) -> Value | None:
+    def follow(self, value: FileValue) -> FileValue | None:
         """Resolve a value that is a reference; None if that is invalid."""
         return self._documents.follow(value, alone=False)
 
-    def read(self, value: Value, depth: int = 0) -> dict[str, Any]:
+    def read(self, value: FileValue, depth: int = 0) -> dict[str, Any]:
         """Read a schema."""
         if value.has(REF):
             target = self.follow(value)
@@ -95,7 +95,7 @@ class Schemas:
         _exclusive(found)
         return found
 
-    def _named(self, target: Value) -> str:
+    def _named(self, target: FileValue) -> str:
         name = self._names.get(id(target.node))
         if name is None:
             file = target.document.name.rpartition("/")[2].partition(".")[0]
@@ -106,7 +106,7 @@ class Schemas:
             self.declared[name] = self.read(target)
         return name
 
-    def _keyword(self, key: str, value: Value, found: dict[str, Any], depth: int) -> None:
+    def _keyword(self, key: str, value: FileValue, found: dict[str, Any], depth: int) -> None:
         plain = value.node.value
         if key == "type":
             kinds = plain if isinstance(plain, list) else [value.node]

@@ -35,7 +35,7 @@ _AUTHORIZER: Final = 60.0
 _net: Final = msgspec.msgpack.Decoder(spec.Net)
 
 
-class User(msgspec.Struct, frozen=True):
+class HostJobUser(msgspec.Struct, frozen=True):
     """The user of a host job, as FLARE has authenticated them."""
 
     name: str
@@ -59,7 +59,7 @@ class Admission:
     def __init__(
         self,
         settings: SiteSettings,
-        user: User,
+        user: HostJobUser,
         own_process: Container[str],
         audit: AuditLog,
         authorizer: Authorizer | None,
@@ -70,10 +70,10 @@ class Admission:
         self._own_process = own_process
         self._audit = audit
         self._authorizer = authorizer
-        self._accounts: OrderedDict[str, Account] = OrderedDict()
+        self._accounts: OrderedDict[str, JobTraffic] = OrderedDict()
         """The accounts of jobs, by their ids."""
 
-    async def admit(self, request: fm.Assign, present: int) -> tuple[RequestedUse, Account]:
+    async def admit(self, request: fm.Assign, present: int) -> tuple[RequestedUse, JobTraffic]:
         """Admit a location; ``present``: the number of locations of its job at this site, or about to be.
 
         Raises:
@@ -115,7 +115,7 @@ class Admission:
         account.taken += len(request.net)  # what it begins with is counted when it comes
         return use, account
 
-    def _account(self, job_id: str) -> Account:
+    def _account(self, job_id: str) -> JobTraffic:
         """Return the account of a job; a new one if it had none yet."""
         account = self._accounts.get(job_id)
         if account is None:
@@ -123,7 +123,7 @@ class Admission:
             idle = (other for other, known in self._accounts.items() if not known.locations)
             for oldest in list(itertools.islice(idle, surplus)):
                 del self._accounts[oldest]
-            account = self._accounts[job_id] = Account()
+            account = self._accounts[job_id] = JobTraffic()
         self._accounts.move_to_end(job_id)
         return account
 
@@ -142,7 +142,7 @@ class Admission:
             raise DfmError(f"the authorizer of site {self._site!r} has failed") from error
 
 
-class Account:
+class JobTraffic:
     """The number of bytes that a job has sent to this site, in all its runs."""
 
     __slots__ = ("allowed", "locations", "reported", "taken")
@@ -242,7 +242,7 @@ def _asked_about(action: spec.Call, net: spec.Net) -> tuple[str, str | None]:
     found = []
     for name in ("operation", "provider"):
         formula = action.args.get(name)
-        found.append(net.literals[formula.literal] if isinstance(formula, spec.Const) else formula)
+        found.append(net.literals[formula.literal] if isinstance(formula, spec.NetLiteral) else formula)
     operation, provider = found
     if not isinstance(operation, str) or not isinstance(provider, (str, type(None))):
         raise Denied("its net requests advice about an operation that it does not name as a literal")

@@ -11,7 +11,7 @@ from nvflare.fuel.f3.cellnet.defs import ReturnCode as CellReturnCode
 from nvflare.fuel.f3.message import Message
 
 from dfm_async.targets.flare.link import Undelivered
-from dfm_async.targets.flare.node import Node
+from dfm_async.targets.flare.node import HostNode
 
 _CHANNEL: Final = "dfm_async"
 _PACKET: Final = "packet"
@@ -37,12 +37,12 @@ class CellWire:
         self._try = min(_TRY, timeout / 2)
         self._cell = cell
         self._job_id = job_id
-        self._node: Node | None = None
+        self._node: HostNode | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._threads = concurrent.futures.ThreadPoolExecutor(_THREADS, thread_name_prefix="dfm-wire")
         cell.core_cell.register_request_cb(_CHANNEL, _PACKET, self._packet)
 
-    def open(self, node: Node) -> None:
+    def open(self, node: HostNode) -> None:
         """Take packets for a node from now on."""
         self._node = node
         self._loop = asyncio.get_running_loop()

@@ -30,7 +30,7 @@ from dfm_async.targets.flare.cell_wire import CellWire
 from dfm_async.targets.flare.gateway import Gateway
 from dfm_async.targets.flare.hub import Hub
 from dfm_async.targets.flare.hub_endpoints import CommandEndpoint, GatewayEndpoint
-from dfm_async.targets.flare.node import HUB, Node
+from dfm_async.targets.flare.node import HUB, HostNode
 from dfm_async.targets.flare.protocol import ROUTES, TO_HUB, Route
 from dfm_async.targets.flare.site_agent import SiteAgent
 from dfm_async.targets.flare.site_code import load_authorizer, load_installed, load_user, read_settings
@@ -88,9 +88,9 @@ class _Process:
     def settings(self) -> SiteSettings:
         return read_settings(self.local, self.name)
 
-    def node(self, settings: SiteSettings, agent: SiteAgent, *handlers: Any, **given: Any) -> Node:
-        """Make the node of this process; ``handlers``, ``given``: further arguments of :class:`Node`."""
-        return Node(
+    def node(self, settings: SiteSettings, agent: SiteAgent, *handlers: Any, **given: Any) -> HostNode:
+        """Make the node of this process; ``handlers``, ``given``: further arguments of :class:`HostNode`."""
+        return HostNode(
             Credentials.load(self._startup, self.name, self.job_id),
             self.wire,
             *handlers,
@@ -345,7 +345,7 @@ class HubController(Controller):  # type: ignore[misc] # nvflare has no type inf
         _log.info("the host job ends: %s", reason)
 
 
-async def _drained(node: Node, seconds: float) -> None:
+async def _drained(node: HostNode, seconds: float) -> None:
     with suppress(TimeoutError):  # peers that cannot be reached will notice
         async with asyncio.timeout(seconds):
             await node.drained()

@@ -21,7 +21,7 @@ _KEPT: Final = 1000
 """The number of errors that each side recognizes: an error of several messages stays one."""
 
 
-class EventWriter:
+class EventPacker:
     """Puts the events of one job into messages."""
 
     def __init__(self, job_id: str, plan: Plan) -> None:

@@ -182,7 +182,7 @@ class FlareTarget:
     def _welcomed(self, _connection: HubConnection, message: fm.Welcome) -> None:
         self._seen.update(message.sites)
 
-    def _answered(self, _connection: HubConnection, message: fm.Found | fm.Listed | fm.Asked) -> None:
+    def _answered(self, _connection: HubConnection, message: fm.FoundJob | fm.Listed | fm.Asked) -> None:
         self._host_jobs.answer(message)
 
     def _report(self, connection: HubConnection, message: fm.SiteReport) -> None:
@@ -330,7 +330,7 @@ class FlareTarget:
         return None
 
     async def _find_at(self, connection: HubConnection, job_id: str) -> JobRecord | None:
-        answer: fm.Found | None = await self._host_jobs.ask(connection, lambda number: fm.Find(number, job_id))
+        answer: fm.FoundJob | None = await self._host_jobs.ask(connection, lambda number: fm.Find(number, job_id))
         known = self.jobs.find(job_id)  # another caller may have requested it, too
         if known is not None or answer is None or answer.known is None:
             return known
@@ -467,7 +467,7 @@ _OF_JOBS: Final[dict[type, Callable[[RemoteJob, Any], None]]] = {
 """What the hub sends about jobs; ignored if the job is not known, or has ended."""
 _HANDLERS: Final[dict[type, Callable[[FlareTarget, HubConnection, Any], None]]] = {
     fm.Welcome: FlareTarget._welcomed,  # noqa: SLF001 - same module
-    fm.Found: FlareTarget._answered,  # noqa: SLF001
+    fm.FoundJob: FlareTarget._answered,  # noqa: SLF001
     fm.Listed: FlareTarget._answered,  # noqa: SLF001
     fm.Asked: FlareTarget._answered,  # noqa: SLF001
     fm.SiteReport: FlareTarget._report,  # noqa: SLF001

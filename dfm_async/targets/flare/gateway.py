@@ -268,7 +268,7 @@ class Gateway:
             connection.close()
 
 
-class _Found(msgspec.Struct, frozen=True):
+class _GatewayAddress(msgspec.Struct, frozen=True):
     host: str
     host_job: str
     address: str
@@ -289,14 +289,14 @@ class GatewayMemory:
     def address(self) -> str | None:
         """Return where the gateway was, if it was on this machine."""
         try:
-            found = msgspec.json.decode(self._path.read_bytes(), type=_Found)
+            found = msgspec.json.decode(self._path.read_bytes(), type=_GatewayAddress)
         except (OSError, ValueError):
             return None
         return found.address if (found.host, found.host_job) == (platform.node(), self._host_job) else None
 
     def keep(self, address: str) -> None:
         """Note where the gateway is; a kit that cannot be written to is left as it is."""
-        data = msgspec.json.encode(_Found(platform.node(), self._host_job, address))
+        data = msgspec.json.encode(_GatewayAddress(platform.node(), self._host_job, address))
         new = self._path.with_name(f"{self._path.name}.{os.getpid()}")
         with suppress(OSError):
             new.parent.mkdir(exist_ok=True)

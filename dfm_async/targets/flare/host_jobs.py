@@ -254,7 +254,7 @@ class HostJobs:
             del self._requests[number]
             self.expect()
 
-    def answer(self, message: fm.Found | fm.Listed | fm.Asked) -> None:
+    def answer(self, message: fm.FoundJob | fm.Listed | fm.Asked) -> None:
         """Note that a hub has answered."""
         if message.request in self._requests:
             self._requests[message.request][1].settle(message)

@@ -34,7 +34,7 @@ from dfm_async.results.watching import JobChanges
 from dfm_async.targets.flare import protocol as fm
 from dfm_async.targets.flare.event_messages import OpaqueValues, rows_of
 from dfm_async.targets.flare.hub_job import Application, HubJob, read_plan
-from dfm_async.targets.flare.node import Node
+from dfm_async.targets.flare.node import HostNode
 from dfm_async.targets.flare.protocol import ROUTES, Route
 from dfm_async.targets.flare.remote_hosts import Membership, RemoteHosts
 from dfm_async.wire import messages as msg
@@ -80,7 +80,7 @@ class Hub:
         self.ended: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         """Why the host job ends, when it does."""
         self._version = version
-        self._node: Node | None = None
+        self._node: HostNode | None = None
         self._on_site_lost: Callable[[str], None] | None = None
         self._table: JobTable[Coordinator] = JobTable(options)
         self._table.changes = _Changes(self._job_changed)
@@ -110,7 +110,7 @@ class Hub:
         """The sites that are present."""
         return self._members.sites
 
-    def attach_node(self, node: Node, on_site_lost: Callable[[str], None]) -> None:
+    def attach_node(self, node: HostNode, on_site_lost: Callable[[str], None]) -> None:
         """Send messages by a node from now on; ``on_site_lost``: is called with each site that is lost."""
         self._node = node
         self._on_site_lost = on_site_lost
@@ -440,7 +440,7 @@ class Hub:
         else:
             app.send(fm.Submitted(job.job_id, "new"))
         job.follow(app, 0)
-        job.followers[app.name].taken(fm.Taken(job.job_id, 0, message.until, 0))
+        job.followers[app.name].taken(fm.EventsTaken(job.job_id, 0, message.until, 0))
         self._engine.submit(coordinator, scheduler)
         if later:
             app.send(job.state())  # what it waits for
@@ -515,7 +515,7 @@ class Hub:
         self._forget_old()
         self._schedule_end()
 
-    def _taken(self, app: Application, job: HubJob, message: fm.Taken) -> None:
+    def _taken(self, app: Application, job: HubJob, message: fm.EventsTaken) -> None:
         follower = job.followers.get(app.name)
         if follower is not None:
             follower.taken(message)
@@ -523,7 +523,7 @@ class Hub:
 
     def _find(self, app: Application, message: fm.Find) -> None:
         job = self._jobs.get(message.job_id)
-        app.send(fm.Found(message.request, None if job is None else job.known()))
+        app.send(fm.FoundJob(message.request, None if job is None else job.known()))
 
     def _list(self, app: Application, message: fm.ListJobs) -> None:
         app.send(fm.Listed(message.request, list(self._jobs)))
@@ -645,7 +645,7 @@ _JOBS: Final[dict[type, Callable[[Hub, Application, HubJob, Any], None]]] = {
     fm.Halt: Hub._halt,  # noqa: SLF001
     fm.Fail: Hub._fail,  # noqa: SLF001
     fm.Unfollow: Hub._unfollow,  # noqa: SLF001
-    fm.Taken: Hub._taken,  # noqa: SLF001
+    fm.EventsTaken: Hub._taken,  # noqa: SLF001
     fm.Forget: Hub._forget,  # noqa: SLF001
     fm.Read: Hub._read,  # noqa: SLF001
 }

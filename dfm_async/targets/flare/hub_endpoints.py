@@ -12,7 +12,7 @@ from dfm_async.targets.flare import protocol as fm
 from dfm_async.targets.flare.gateway import AppBatches
 from dfm_async.targets.flare.hub import Hub
 from dfm_async.targets.flare.hub_job import Application
-from dfm_async.targets.flare.node import Node
+from dfm_async.targets.flare.node import HostNode
 
 _log = logging.getLogger(__name__)
 
@@ -87,7 +87,7 @@ class GatewayEndpoint:
         homesite: the site of the gateway: no other may send messages of applications.
     """
 
-    def __init__(self, hub: Hub, node: Node, homesite: str) -> None:
+    def __init__(self, hub: Hub, node: HostNode, homesite: str) -> None:
         self._hub = hub
         self._node = node
         self._homesite = homesite

@@ -21,7 +21,7 @@ from dfm_async.results.event_codec import encode_error
 from dfm_async.results.log import LogReader, ResultLog
 from dfm_async.results.record import JobRecord
 from dfm_async.targets.flare import protocol as fm
-from dfm_async.targets.flare.event_messages import EventWriter, OpaqueValues, rows_of
+from dfm_async.targets.flare.event_messages import EventPacker, OpaqueValues, rows_of
 from dfm_async.targets.flare.reliable_stream import ReliableStream
 from dfm_async.telemetry.spans import APPLICATION, Origin
 from dfm_async.wire import messages as msg
@@ -123,11 +123,11 @@ class HubJob:
         self._emits = [_points_of(net) for net in plan.nets]
         self._done: dict[int, set[int]] = {}
         self.plan = plan
-        self.followers: dict[str, _Follower] = {}
+        self.followers: dict[str, _EventFollower] = {}
         """By the application that follows."""
         self.ever_read = 0
         """The offset behind what readers at applications have read."""
-        self._writer = EventWriter(submit.spec.job_id, plan)
+        self._writer = EventPacker(submit.spec.job_id, plan)
         record = self.record = JobRecord(submit.spec, plan)
         self.coordinator = Coordinator(record, OpaqueValues(), _as_rows)
         if submit.spec.watch:
@@ -197,7 +197,7 @@ class HubJob:
     def may_send(self, message: Any) -> bool:
         """Return whether a location may send a message: only for its own yields, and one end of each set."""
         kind, at = type(message), message.at
-        if kind is msg.Results:
+        if kind is msg.ResultBatch:
             return all(point in self._emits[at] for point, *_ in message.runs) and self._is_done(at, message.frames)
         if kind is msg.FramesDone:
             return self._is_done(at, message.frames)
@@ -278,7 +278,7 @@ class HubJob:
             ResultsExpired: events that it wants are gone.
         """
         self.unfollow(app.name)
-        self.followers[app.name] = _Follower(self, start, app, self._writer)
+        self.followers[app.name] = _EventFollower(self, start, app, self._writer)
         self._stop_waiting()
 
     def unfollow(self, app: str) -> None:
@@ -288,10 +288,10 @@ class HubJob:
             follower.close()
 
 
-class _Follower:
+class _EventFollower:
     """Sends the events of a job to one application, as far as that has room. What it has not got is kept."""
 
-    def __init__(self, job: HubJob, start: int, app: Application, writer: EventWriter) -> None:
+    def __init__(self, job: HubJob, start: int, app: Application, writer: EventPacker) -> None:
         self._job = job
         self.app = app
         self._writer = writer
@@ -307,7 +307,7 @@ class _Follower:
         """The offset up to which the application was notified that it must make room."""
         self.task = asyncio.get_running_loop().create_task(self._run(), name=f"followers of {job.job_id}")
 
-    def taken(self, message: fm.Taken) -> None:
+    def taken(self, message: fm.EventsTaken) -> None:
         """Note that the application has got events, and has room for more."""
         self._until = max(self._until, message.until)
         self._taken = max(self._taken, message.size)

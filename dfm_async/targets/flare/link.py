@@ -28,7 +28,7 @@ import msgspec
 from dfm_async.base.backoff import delays
 from dfm_async.base.signals import Signal
 from dfm_async.targets.flare.authentication import TAG, Credentials, Forged, Keys
-from dfm_async.targets.flare.message_parts import Part, Parts, Reassembler, batches, split
+from dfm_async.targets.flare.message_parts import MessagePart, Parts, Reassembler, batches, split
 
 _log = logging.getLogger(__name__)
 
@@ -77,7 +77,7 @@ class _Greeting(msgspec.Struct, frozen=True, array_like=True):
     link: tuple[int, int]
 
 
-class _Answer(msgspec.Struct, frozen=True, array_like=True):
+class _PeerState(msgspec.Struct, frozen=True, array_like=True):
     """``incarnation``: the incarnation of the peer; ``largest``: the size limit of messages to it."""
 
     incarnation: str
@@ -88,7 +88,7 @@ _began: Final = time.time_ns()
 _links: Final = itertools.count(1)
 _encoder: Final = msgspec.msgpack.Encoder()
 _greeting: Final = msgspec.msgpack.Decoder(_Greeting)
-_answer: Final = msgspec.msgpack.Decoder(_Answer)
+_answer: Final = msgspec.msgpack.Decoder(_PeerState)
 _parts: Final = msgspec.msgpack.Decoder(Parts)
 _head: Final = struct.Struct(">cQQQ")
 """What a packet begins with, in the clear: its kind, its link, and its number."""
@@ -136,7 +136,7 @@ class Link:
         self._on_room = on_room
         self._before: list[bytes] = []
         """Messages from before the peer has answered."""
-        self._waiting: deque[Part] = deque()
+        self._waiting: deque[MessagePart] = deque()
         self._number = 0
         self._scheduled = False
         self._in_flight: set[asyncio.Task[None]] = set()
@@ -200,7 +200,7 @@ class Link:
             for message in before:
                 self._queue(message, answer.largest)
 
-    async def _deliver(self, number: int, batch: list[Part]) -> None:
+    async def _deliver(self, number: int, batch: list[MessagePart]) -> None:
         keys = self._keys
         assert keys is not None  # noqa: S101 - nothing is sent before the handshake
         head = _head.pack(_MESSAGES, *self._link, number)
@@ -294,7 +294,7 @@ class Inbox:
         self.greeting = greeting
         self.answer = answer
         self._next = 0
-        self._early: dict[int, list[Part]] = {}
+        self._early: dict[int, list[MessagePart]] = {}
         self._reassembler = Reassembler(largest, _PACKET)
         self._failed: ValueError | None = None
         """Why nothing more is taken: a part of a message was dropped."""
@@ -378,7 +378,7 @@ class Inboxes:
             # The clock of its machine may have been set back: then its sender must be notified.
             raise ValueError("it comes from a process, or belongs to a link, that was replaced by a later one")
         keys, answer = self._credentials.answer(
-            peer, greeting, _encoder.encode(_Answer(self._incarnation, self._largest))
+            peer, greeting, _encoder.encode(_PeerState(self._incarnation, self._largest))
         )
         self._inboxes[peer] = Inbox(link, self._largest, keys, greeting, answer)
         return answer

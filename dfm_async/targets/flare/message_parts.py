@@ -17,7 +17,9 @@ class TooLarge(ValueError):
     """A message is larger than the receiver accepts."""
 
 
-class Part(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True, forbid_unknown_fields=True, gc=False):
+class MessagePart(
+    msgspec.Struct, frozen=True, array_like=True, omit_defaults=True, forbid_unknown_fields=True, gc=False
+):
     """A message, or a part of one; ``more``: the next part belongs to the same message."""
 
     data: memoryview
@@ -27,15 +29,15 @@ class Part(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True, for
         return len(self.data)
 
 
-Parts = Annotated[list[Part], msgspec.Meta(max_length=_MOST)]
+Parts = Annotated[list[MessagePart], msgspec.Meta(max_length=_MOST)]
 """The parts in one packet."""
 
 
-def split(message: bytes, most: int) -> Iterator[Part]:
+def split(message: bytes, most: int) -> Iterator[MessagePart]:
     """Cut a message into parts of ``most`` bytes and a last one of at most as many, without copying it."""
     data, end = memoryview(message), max(len(message), 1)
     for start in range(0, end, most):
-        yield Part(data[start : start + most], start + most < end)
+        yield MessagePart(data[start : start + most], start + most < end)
 
 
 class Reassembler:
@@ -52,7 +54,7 @@ class Reassembler:
         self._joined = bytearray()
         """A copy of the parts so far: a view would keep the whole packet in memory."""
 
-    def take(self, part: Part) -> bytes | memoryview | None:
+    def take(self, part: MessagePart) -> bytes | memoryview | None:
         """Take the next part; return the message if it is complete.
 
         Raises:

@@ -28,7 +28,7 @@ _NOTED: Final = frozenset(10**power for power in range(12))
 """The numbers of forged packets at which they are recorded: attackers choose how many there are."""
 
 
-class Node:
+class HostNode:
     """Sends to and receives from the other processes of a host job, by their names.
 
     Args:

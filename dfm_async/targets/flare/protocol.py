@@ -32,22 +32,22 @@ PYTHON: Final = f"{sys.version_info.major}.{sys.version_info.minor}"
 """Which Python this is. Code that is pickled can only be loaded by the same."""
 
 
-class _Message(msgspec.Struct, frozen=True, array_like=True, gc=False):
+class _FlareMessage(msgspec.Struct, frozen=True, array_like=True, gc=False):
     pass
 
 
-class _OfLocation(_Message, frozen=True):
+class _OfLocation(_FlareMessage, frozen=True):
     """About one location of a run."""
 
     job: int
     at: int
 
 
-class _OfJob(_Message, frozen=True):
+class _OfJob(_FlareMessage, frozen=True):
     job_id: str
 
 
-class _Numbered(_Message, frozen=True):
+class _Numbered(_FlareMessage, frozen=True):
     """A request, or the answer with the same number."""
 
     request: int
@@ -56,7 +56,7 @@ class _Numbered(_Message, frozen=True):
 # Between the hub and the sites.
 
 
-class SiteHello(_Message, frozen=True, tag=100):
+class SiteHello(_FlareMessage, frozen=True, tag=100):
     """A site is ready.
 
     ``operations``: what it offers, and the fingerprint of each; ``gateway``: where applications of its machine find it;
@@ -75,7 +75,7 @@ class SiteHello(_Message, frozen=True, tag=100):
     python: str = ""
 
 
-class Offer(_Message, frozen=True, tag=101):
+class Offer(_FlareMessage, frozen=True, tag=101):
     """The code of a site's operations, from the application; only sites that allow it take it.
 
     ``key``: its hash; jobs name it. ``workers``, ``threads``, ``lanes``, ``idle_after``: how it runs. ``python``:
@@ -93,7 +93,7 @@ class Offer(_Message, frozen=True, tag=101):
     capacity: SiteCapacity = SiteCapacity()
 
 
-class Drop(_Message, frozen=True, tag=102):
+class Drop(_FlareMessage, frozen=True, tag=102):
     """No application needs this code any longer."""
 
     key: str
@@ -179,7 +179,7 @@ class Abandoned(_OfLocation, frozen=True, tag=111):
     how: StopOutcome
 
 
-class PeerLost(_Message, frozen=True, tag=112):
+class PeerLost(_FlareMessage, frozen=True, tag=112):
     """A site cannot reach another one any longer. ``incarnation``: that of the other one, if it is known."""
 
     site: str
@@ -187,7 +187,7 @@ class PeerLost(_Message, frozen=True, tag=112):
     incarnation: str = ""
 
 
-class SiteLost(_Message, frozen=True, tag=123):
+class SiteLost(_FlareMessage, frozen=True, tag=123):
     """Another site was lost: what is sent to it from now on is for its next incarnation."""
 
     site: str
@@ -199,7 +199,7 @@ class Undeliverable(_OfLocation, frozen=True, tag=118):
     reason: str
 
 
-class SiteReport(_Message, frozen=True, tag=113):
+class SiteReport(_FlareMessage, frozen=True, tag=113):
     """How the workers of a location are, for one version of its code (``offer``).
 
     ``tokens``: how many values it has sent to others, and their bytes. ``limits``: those of the site, as in
@@ -234,7 +234,7 @@ class LogLine(msgspec.Struct, frozen=True, array_like=True):
     operation: str | None
 
 
-class LogLines(_Message, frozen=True, tag=114):
+class LogLines(_FlareMessage, frozen=True, tag=114):
     """Log records of a site. ``left_out``: the number of records that were dropped."""
 
     site: str
@@ -246,11 +246,11 @@ class Echo(_Numbered, frozen=True, tag=116):
     """Sent back as it is, after everything that the site has sent before."""
 
 
-class Heartbeat(_Message, frozen=True, tag=119):
+class Heartbeat(_FlareMessage, frozen=True, tag=119):
     """Sent while there is nothing else to send, to detect a lost peer."""
 
 
-class Evicted(_Message, frozen=True, tag=122):
+class Evicted(_FlareMessage, frozen=True, tag=122):
     """The hub has taken the site for lost, and its jobs with it: it must connect again, if it has not already.
 
     ``incarnation``: which incarnation of the site that was.
@@ -263,7 +263,7 @@ class Echoed(_Numbered, frozen=True, tag=117):
     """Answers :class:`Echo`."""
 
 
-class Bye(_Message, frozen=True, tag=115):
+class Bye(_FlareMessage, frozen=True, tag=115):
     """The host job ends: the site may leave."""
 
     reason: str
@@ -323,7 +323,7 @@ class SiteInfo(msgspec.Struct, frozen=True, array_like=True):
     python: str = ""
 
 
-class Welcome(_Message, frozen=True, tag=131):
+class Welcome(_FlareMessage, frozen=True, tag=131):
     """The first message to an application, and again when a site comes or goes.
 
     ``deployed``: the sites that the host job was sent to. ``gone``: sites that were lost, and why. ``gateway``: host
@@ -352,7 +352,7 @@ class Traced(msgspec.Struct, frozen=True, array_like=True):
     spans: tuple[int, ...]
 
 
-class Submit(_Message, frozen=True, tag=132):
+class Submit(_FlareMessage, frozen=True, tag=132):
     """A new job; answered by :class:`Submitted`.
 
     The application follows it from its beginning, and has room for the events before ``until``.
@@ -437,7 +437,7 @@ class Unfollow(_OfJob, frozen=True, tag=139):
     """The application does not want to know more of a job."""
 
 
-class Taken(_OfJob, frozen=True, tag=140):
+class EventsTaken(_OfJob, frozen=True, tag=140):
     """The application has events, and room for more.
 
     Those before ``have`` are not needed again, those before ``until`` may be sent; ``size``: how many bytes it has
@@ -495,7 +495,7 @@ class JobState(_OfJob, frozen=True, kw_only=True, tag=142):
 
 
 class Find(_Numbered, frozen=True, tag=143):
-    """Asks for a job; answered by :class:`Found`."""
+    """Asks for a job; answered by :class:`FoundJob`."""
 
     job_id: str
 
@@ -511,7 +511,7 @@ class Known(msgspec.Struct, frozen=True, array_like=True):
     state: JobState
 
 
-class Found(_Numbered, frozen=True, tag=144):
+class FoundJob(_Numbered, frozen=True, tag=144):
     """Answers :class:`Find`."""
 
     known: Known | None
@@ -547,18 +547,18 @@ class Read(_OfJob, frozen=True, tag=152):
     position: int
 
 
-class Leave(_Message, frozen=True, tag=150):
+class Leave(_FlareMessage, frozen=True, tag=150):
     """The application leaves."""
 
 
-class AppBytes(_Message, frozen=True, tag=120):
+class AppBytes(_FlareMessage, frozen=True, tag=120):
     """Messages between an application and the hub, forwarded by the gateway. ``app``: the application."""
 
     app: str
     data: list[bytes]
 
 
-class AppGone(_Message, frozen=True, tag=121):
+class AppGone(_FlareMessage, frozen=True, tag=121):
     """An application has left the gateway, or the hub wants the gateway to let it go."""
 
     app: str
@@ -636,7 +636,7 @@ AppMessage: TypeAlias = (
     | Fail
     | Follow
     | Unfollow
-    | Taken
+    | EventsTaken
     | Find
     | ListJobs
     | Asked
@@ -653,7 +653,7 @@ HubMessage: TypeAlias = (
     | Events
     | Expired
     | JobState
-    | Found
+    | FoundJob
     | Listed
     | Asked
     | Relayed

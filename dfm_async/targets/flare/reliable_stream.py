@@ -14,7 +14,7 @@ from typing import Final
 
 import msgspec
 
-from dfm_async.targets.flare.message_parts import Part, Parts, Reassembler, batches, split
+from dfm_async.targets.flare.message_parts import MessagePart, Parts, Reassembler, batches, split
 
 _PACKET: Final = 4 * 1024 * 1024
 """The size limit of a packet, in bytes of messages; a larger message is sent in parts."""
@@ -57,10 +57,10 @@ class ReliableStream:
         self._on_message = on_message
         self._on_room = on_room
         self._reassembler = Reassembler(largest, _PACKET)
-        self._kept: deque[Part] = deque()
+        self._kept: deque[MessagePart] = deque()
         self._first = 0
         """The number of the first part that is kept."""
-        self._unsent: deque[Part] = deque()
+        self._unsent: deque[MessagePart] = deque()
         """Those of them that were not pushed yet."""
         self._sent = 0
         """The number of the first of these."""
@@ -117,7 +117,7 @@ class ReliableStream:
         self._scheduled = False
         push, unsent = self._push, self._unsent
         while push is not None:
-            parts: list[Part] = next(batches(unsent, _PACKET), [])
+            parts: list[MessagePart] = next(batches(unsent, _PACKET), [])
             if not parts and self._confirmed == self.have:
                 return
             for _ in parts:
@@ -129,7 +129,7 @@ class ReliableStream:
         """Return a packet of what the other end does not have yet, as far as it fits."""
         return self._packet(self._first, next(batches(self._kept, _PACKET), []))
 
-    def _packet(self, first: int, parts: list[Part]) -> bytes:
+    def _packet(self, first: int, parts: list[MessagePart]) -> bytes:
         self._confirmed, self._unconfirmed_bytes = self.have, 0
         return _encoder.encode(Packet(first, self.have, parts))
 

@@ -523,7 +523,7 @@ class RemoteJob:
         until = log.end + (_ALL if self._ending else self._ahead)
         if force or until - self._granted > self._ahead // 2 or self._size > self._confirmed + self._confirm_after:
             self._granted, self._confirmed = until, self._size
-            self._send(fm.Taken(self.record.job_id, log.end, until, self._size))
+            self._send(fm.EventsTaken(self.record.job_id, log.end, until, self._size))
 
     def _take_the_rest(self) -> None:
         """Have the last events of an ending job sent, even if nobody reads them. The hub's log bounds them."""

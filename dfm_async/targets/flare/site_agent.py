@@ -16,7 +16,7 @@ from dfm_async.base.signals import Throttle
 from dfm_async.base.tasks import OwnedTasks, in_thread
 from dfm_async.base.text import cleaned
 from dfm_async.engine.machine import StopOutcome
-from dfm_async.engine.site_host import Placement, SiteHost, WorkerAssignment, may_start_another
+from dfm_async.engine.site_host import PlacementRequest, SiteHost, WorkerAssignment, may_start_another
 from dfm_async.errors import DfmError, WorkerLost
 from dfm_async.model.events import NoticeKind
 from dfm_async.model.flare import SiteSettings
@@ -26,9 +26,9 @@ from dfm_async.model.stats import SiteStats
 from dfm_async.runtime.operation_errors import broken_record
 from dfm_async.site.authorizing import Authorizer, Denied
 from dfm_async.targets.flare import protocol as fm
-from dfm_async.targets.flare.admission import Account, Admission, RequestedUse, User
+from dfm_async.targets.flare.admission import Admission, HostJobUser, JobTraffic, RequestedUse
 from dfm_async.targets.flare.audit import AuditLog
-from dfm_async.targets.flare.node import HUB, Node
+from dfm_async.targets.flare.node import HUB, HostNode
 from dfm_async.targets.flare.protocol import BRING_VALUES, FROM_WORKERS, ROUTES, Route
 from dfm_async.targets.flare.site_code import Installed, SiteCode
 from dfm_async.targets.flare.site_log import SiteLog
@@ -56,7 +56,7 @@ class _HostedLocation:
         self.request = request
         self.use: RequestedUse | None = None
         """What it does here; None until it is admitted."""
-        self.account: Account | None = None
+        self.account: JobTraffic | None = None
         """How many bytes its job has sent."""
         self.assignment: WorkerAssignment | None = None
         self.announced = False
@@ -166,7 +166,7 @@ class SiteAgent(AbstractAsyncContextManager["SiteAgent"]):
     def __init__(
         self,
         settings: SiteSettings,
-        user: User,
+        user: HostJobUser,
         installed: Installed,
         options: LocalOptions,
         audit: AuditLog,
@@ -179,7 +179,7 @@ class SiteAgent(AbstractAsyncContextManager["SiteAgent"]):
         self._installed = installed
         self._options = options
         self._audit = audit
-        self._node: Node | None = None
+        self._node: HostNode | None = None
         self._admission = Admission(settings, user, installed.own_process, audit, authorizer)
         self._code = SiteCode(settings, user.name, installed, options, audit, allow_code=self.allow_code)
         self._reports = Throttle(_REPORT_INTERVAL, self._report, delay=_REPORT_INTERVAL)
@@ -217,7 +217,7 @@ class SiteAgent(AbstractAsyncContextManager["SiteAgent"]):
             python=fm.PYTHON,
         )
 
-    def attach(self, node: Node) -> None:
+    def attach(self, node: HostNode) -> None:
         """Send messages by a node from now on."""
         self._node = node
 
@@ -363,7 +363,7 @@ class SiteAgent(AbstractAsyncContextManager["SiteAgent"]):
                 self.host.add_code(request.offer, self._code.find(request.offer))
             account.locations += 1
             self._locations.add(location)
-            placement = Placement(
+            placement = PlacementRequest(
                 job=request.job,
                 at=request.at,
                 location=request.location,

@@ -24,7 +24,7 @@ from dfm_async.runtime.permits import check_capacity
 from dfm_async.site.authorizing import Authorizer
 from dfm_async.site.loading import Loader
 from dfm_async.targets.flare import protocol as fm
-from dfm_async.targets.flare.admission import User
+from dfm_async.targets.flare.admission import HostJobUser
 from dfm_async.targets.flare.audit import AuditLog
 from dfm_async.targets.flare.node import HUB
 from dfm_async.workers.shipping import ship_site
@@ -202,10 +202,10 @@ def load_installed(settings: SiteSettings, folder: Path) -> Installed:
         return Installed({}, None, problem=f"its federation cannot be read: {error}")
 
 
-def load_user(meta: Path) -> User:
+def load_user(meta: Path) -> HostJobUser:
     """Return the user of a host job, as FLARE has recorded it for every participant of the job."""
     found = json.loads(meta.read_text())
-    return User(
+    return HostJobUser(
         str(found.get("submitter_name", "")),
         str(found.get("submitter_org", "")),
         str(found.get("submitter_role", "")),

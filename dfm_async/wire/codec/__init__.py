@@ -19,7 +19,7 @@ from __future__ import annotations
 import dataclasses
 from functools import cached_property
 
-from dfm_async.wire.codec.codec_engine import Broken, Engine, Mode, Packed, type_name, weight
+from dfm_async.wire.codec.codec_engine import Broken, CodecEngine, Mode, Packed, type_name, weight
 from dfm_async.wire.codec.pickling import dumps_by_value
 from dfm_async.wire.codec.registry import KINDS
 from dfm_async.wire.codec.untrusted import KnownClasses
@@ -28,7 +28,7 @@ from dfm_async.wire.memory import Allocator
 __all__ = ["Broken", "Codec", "KnownClasses", "Packed", "dumps_by_value", "type_name", "weight"]
 
 
-class Codec(Engine):
+class Codec(CodecEngine):
     """Encodes and decodes values, in one of the modes that its named constructors make."""
 
     def __init__(self, mode: Mode, arena: Allocator | None = None) -> None:

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from msgspec.msgpack import Ext
 
-from dfm_async.wire.codec.codec_engine import BYTES_BLOCK, Engine, Kind
+from dfm_async.wire.codec.codec_engine import BYTES_BLOCK, CodecEngine, Kind
 from dfm_async.wire.codec.pickling import pack_pickle
 from dfm_async.wire.memory import LARGE
 
@@ -36,15 +36,15 @@ class DeferredBytes:
     write: Callable[[memoryview], object]
 
 
-def _is_array(_engine: Engine, kind: type) -> bool:
+def _is_array(_engine: CodecEngine, kind: type) -> bool:
     return kind.__module__.partition(".")[0] == "numpy" and kind is sys.modules["numpy"].ndarray
 
 
-def _is_scalar(_engine: Engine, kind: type) -> bool:
+def _is_scalar(_engine: CodecEngine, kind: type) -> bool:
     return kind.__module__.partition(".")[0] == "numpy" and issubclass(kind, sys.modules["numpy"].generic)
 
 
-def _pack_array(engine: Engine, value: Any) -> Ext:
+def _pack_array(engine: CodecEngine, value: Any) -> Ext:
     numpy = sys.modules["numpy"]
     if value.dtype.hasobject:
         return _pack_objects(engine, value) if value.dtype == object else pack_pickle(engine, value)
@@ -67,12 +67,12 @@ def _pack_array(engine: Engine, value: Any) -> Ext:
     return Ext(_NDARRAY_BLOCK, engine.dumps([*head, block.offset, block.size]))
 
 
-def _unpack_array(engine: Engine, data: memoryview) -> Any:
+def _unpack_array(engine: CodecEngine, data: memoryview) -> Any:
     description, shape, order, content = engine.decode_list(data)
     return _array(description, shape, order, bytearray(content) if engine.mode.writable else content)
 
 
-def _unpack_array_block(engine: Engine, data: memoryview) -> Any:
+def _unpack_array_block(engine: CodecEngine, data: memoryview) -> Any:
     description, shape, order, offset, size = engine.decode_list(data)
     return _array(description, shape, order, engine.part(offset, size))
 
@@ -84,7 +84,7 @@ def _array(description: Any, shape: Any, order: Any, content: Any) -> Any:
     return numpy.frombuffer(content, dtype=dtype).reshape(shape, order=order)
 
 
-def _pack_objects(engine: Engine, value: Any) -> Ext:
+def _pack_objects(engine: CodecEngine, value: Any) -> Ext:
     return Ext(_OBJECTS, engine.dumps([list(value.shape), engine.pack_part(value.ravel().tolist())]))
 
 
@@ -95,7 +95,7 @@ def _objects(value: Any) -> list[tuple[str, Any]]:
     return [(str(list(place)), value[place]) for place in places]
 
 
-def _unpack_objects(engine: Engine, data: memoryview) -> Any:
+def _unpack_objects(engine: CodecEngine, data: memoryview) -> Any:
     import numpy
 
     shape, items = engine.decode_list(data)
@@ -107,14 +107,14 @@ def _unpack_objects(engine: Engine, data: memoryview) -> Any:
     return array
 
 
-def _pack_scalar(engine: Engine, value: Any) -> Ext:
+def _pack_scalar(engine: CodecEngine, value: Any) -> Ext:
     if value.dtype.hasobject:
         return pack_pickle(engine, value)
     description = sys.modules["numpy"].lib.format.dtype_to_descr(value.dtype)
     return Ext(_NUMPY_SCALAR, engine.dumps([engine.pack_part(description), value.tobytes()]))
 
 
-def _unpack_scalar(engine: Engine, data: memoryview) -> Any:
+def _unpack_scalar(engine: CodecEngine, data: memoryview) -> Any:
     import numpy
 
     description, content = engine.decode_list(data)
@@ -123,21 +123,21 @@ def _unpack_scalar(engine: Engine, data: memoryview) -> Any:
     return numpy.frombuffer(content, dtype=dtype)[0] if dtype.itemsize else dtype.type()
 
 
-def _pack_bytearray(engine: Engine, value: bytearray) -> Ext:
+def _pack_bytearray(engine: CodecEngine, value: bytearray) -> Ext:
     block = engine.store(value)
     if block is None:
         return Ext(_BYTEARRAY, bytes(value))
     return Ext(_BYTEARRAY_BLOCK, engine.dumps([block.offset, block.size]))
 
 
-def _pack_view(engine: Engine, value: memoryview) -> Ext:
+def _pack_view(engine: CodecEngine, value: memoryview) -> Ext:
     if value.format != "B" or value.ndim != 1 or not value.contiguous:
         raise TypeError('only a contiguous memoryview of bytes can be sent; call its cast("B") first')
     block = engine.store(value)
     return Ext(_VIEW, bytes(value)) if block is None else _view_block(engine, block.offset, block.size)
 
 
-def _pack_deferred(engine: Engine, value: DeferredBytes) -> Ext:
+def _pack_deferred(engine: CodecEngine, value: DeferredBytes) -> Ext:
     block = engine.reserve(value.size)
     if block is not None:
         value.write(block.buffer)
@@ -147,11 +147,11 @@ def _pack_deferred(engine: Engine, value: DeferredBytes) -> Ext:
     return Ext(_VIEW, content)
 
 
-def _view_block(engine: Engine, offset: int, size: int) -> Ext:
+def _view_block(engine: CodecEngine, offset: int, size: int) -> Ext:
     return Ext(_VIEW_BLOCK, engine.dumps([offset, size]))
 
 
-def _unpack_view(engine: Engine, data: memoryview) -> memoryview:
+def _unpack_view(engine: CodecEngine, data: memoryview) -> memoryview:
     # A copy: it is aligned, as readers of its contents expect, and does not keep the whole message.
     return memoryview(bytearray(data) if engine.mode.writable else bytes(data))
 

@@ -19,7 +19,7 @@ from msgspec.msgpack import Ext
 
 from dfm_async.errors import EncodingError
 from dfm_async.wire.codec.untrusted import KnownClasses, check_keys, may_have_large_maps
-from dfm_async.wire.memory import LARGE, Allocator, Part, Payload, WritablePart
+from dfm_async.wire.memory import LARGE, Allocator, Payload, SharedBlock, WritablePart
 
 _SCALARS: Final = frozenset({type(None), bool, float})
 _KEYS: Final = frozenset({type(None), bool, float, bytes})
@@ -75,8 +75,8 @@ def type_name(cls: type) -> str:
     return cls.__qualname__ if cls.__module__ == "builtins" else f"{cls.__module__}.{cls.__qualname__}"
 
 
-Packer: TypeAlias = "Callable[[Engine, Any], Any]"
-Unpacker: TypeAlias = "Callable[[Engine, memoryview], Any]"
+Packer: TypeAlias = "Callable[[CodecEngine, Any], Any]"
+Unpacker: TypeAlias = "Callable[[CodecEngine, memoryview], Any]"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -94,7 +94,7 @@ class Kind:
 
     code: int
     of: type | None = None
-    matches: Callable[[Engine, type], bool] | None = None
+    matches: Callable[[CodecEngine, type], bool] | None = None
     pack: Packer | None = None
     unpack: Unpacker
     parts: Callable[[Any], list[tuple[str, Any]]] | None = None
@@ -108,16 +108,16 @@ class Kinds:
         self.unpackers: dict[int, Unpacker] = {row.code: row.unpack for row in rows}
         self._families = [row for row in rows if row.matches is not None]
         self._otherwise = otherwise
-        self._engines: weakref.WeakSet[Engine] = weakref.WeakSet()
+        self._engines: weakref.WeakSet[CodecEngine] = weakref.WeakSet()
 
-    def packer(self, engine: Engine, kind: type) -> Packer:
+    def packer(self, engine: CodecEngine, kind: type) -> Packer:
         """Return the packer for a type that has no row of its own."""
         for row in self._families:
             if row.matches is not None and row.pack is not None and row.matches(engine, kind):
                 return row.pack
         return self._otherwise
 
-    def parts(self, engine: Engine, value: Any) -> list[tuple[str, Any]]:
+    def parts(self, engine: CodecEngine, value: Any) -> list[tuple[str, Any]]:
         """Return the parts of a value, each with the step that leads to it."""
         kind = type(value)
         for row in self._families:
@@ -125,7 +125,7 @@ class Kinds:
                 return row.parts(value)
         return _children(value)
 
-    def used_by(self, engine: Engine) -> None:
+    def used_by(self, engine: CodecEngine) -> None:
         """Add an engine that is notified when a family has changed."""
         self._engines.add(engine)
 
@@ -163,7 +163,7 @@ class _Collected(threading.local):
     blocks: list[WritablePart] | None = None
 
 
-class Engine:
+class CodecEngine:
     """Encodes and decodes values by a table of kinds."""
 
     def __init__(self, kinds: Kinds, mode: Mode, arena: Allocator | None) -> None:
@@ -182,7 +182,7 @@ class Engine:
         self._decoder = msgspec.msgpack.Decoder(ext_hook=self._extension)
         self._broken: Broken | None = None
         self._suspect = False  # whether the value that is being read may have large maps of untrusted keys
-        self._parts: dict[int, Part] = {}
+        self._parts: dict[int, SharedBlock] = {}
         kinds.used_by(self)
 
     def forget(self) -> None:

@@ -25,7 +25,7 @@ import msgspec
 from msgspec.msgpack import Ext
 
 from dfm_async.model.replies import Replies
-from dfm_async.wire.codec.codec_engine import BIG_INT, ITEMS, SURROGATES, Engine, Kind
+from dfm_async.wire.codec.codec_engine import BIG_INT, ITEMS, SURROGATES, CodecEngine, Kind
 from dfm_async.wire.codec.pickling import importable, pack_pickle
 from dfm_async.wire.codec.untrusted import check_hashes
 
@@ -198,7 +198,7 @@ _STANDARD: Final[dict[type, tuple[Callable[[Any], Any], Callable[[Any], Any]]]] 
 _BUILDERS: Final = {kind.__name__: build for kind, (_, build) in _STANDARD.items()}
 
 
-def _pack_standard(engine: Engine, value: Any) -> Ext:
+def _pack_standard(engine: CodecEngine, value: Any) -> Ext:
     kind = type(value)
     try:
         state = _STANDARD[kind][0](value)
@@ -209,7 +209,7 @@ def _pack_standard(engine: Engine, value: Any) -> Ext:
     return Ext(_STANDARD_CODE, engine.dumps([kind.__name__, engine.pack_part(state)]))
 
 
-def _unpack_standard(engine: Engine, data: memoryview) -> Any:
+def _unpack_standard(engine: CodecEngine, data: memoryview) -> Any:
     name, state = engine.decode_list(data)
     engine.check_whole(state)
     return rebuild_standard(name, state)
@@ -249,14 +249,14 @@ def _text(code: int, kind: type, build: Callable[[str], Any], to_text: Callable[
     )
 
 
-def _keys(engine: Engine, values: list[Any]) -> list[Any]:
+def _keys(engine: CodecEngine, values: list[Any]) -> list[Any]:
     if not engine.trusted:
         check_hashes(values)
     return values
 
 
 def _set(code: int, kind: type) -> Kind:
-    def pack(engine: Engine, value: Any) -> Ext:
+    def pack(engine: CodecEngine, value: Any) -> Ext:
         items = [engine.pack_part(item) for item in value]
         if engine.mode.canonical:
             items.sort(key=engine.dumps)
@@ -266,7 +266,7 @@ def _set(code: int, kind: type) -> Kind:
     return Kind(code=code, of=kind, pack=pack, unpack=unpack)
 
 
-def _unpack_items(engine: Engine, data: memoryview) -> dict[Any, Any]:
+def _unpack_items(engine: CodecEngine, data: memoryview) -> dict[Any, Any]:
     items = engine.decode_list(data)
     _keys(engine, [key for key, _ in items])
     return dict(items)
@@ -275,13 +275,13 @@ def _unpack_items(engine: Engine, data: memoryview) -> dict[Any, Any]:
 def _timed(code: int, kind: type[dt.datetime | dt.time]) -> Kind:
     """Make the row of dates and times: those whose time zone has more than an offset keep its rules."""
 
-    def pack(engine: Engine, value: dt.datetime | dt.time) -> Ext:
+    def pack(engine: CodecEngine, value: dt.datetime | dt.time) -> Ext:
         zone = value.tzinfo
         if zone is None or (type(zone) is dt.timezone and len(_offset_arguments(zone)) == 1):
             return Ext(code, engine.dumps([value.isoformat(), value.fold]))
         return _pack_standard(engine, value)
 
-    def unpack(engine: Engine, data: memoryview) -> dt.datetime | dt.time:
+    def unpack(engine: CodecEngine, data: memoryview) -> dt.datetime | dt.time:
         text, fold = engine.decode_list(data)
         return kind.fromisoformat(text).replace(fold=fold)
 
@@ -300,13 +300,13 @@ _PATH_MODULES: Final = frozenset({"pathlib", "pathlib._local"})
 """The modules that paths say they are from: that depends on the version of Python."""
 
 
-def _pack_path(engine: Engine, value: pathlib.PurePath) -> Ext:
+def _pack_path(engine: CodecEngine, value: pathlib.PurePath) -> Ext:
     kind = type(value)
     ref = f"pathlib:{kind.__name__}" if _PATHS.get(kind.__name__) is kind else _ref(kind)
     return Ext(_PATH, engine.dumps([ref, str(value)]))
 
 
-def _unpack_path(engine: Engine, data: memoryview) -> Any:
+def _unpack_path(engine: CodecEngine, data: memoryview) -> Any:
     ref, state = engine.decode_list(data)
     module, _, name = ref.partition(":")
     known = _PATHS.get(name) if module in _PATH_MODULES else None
@@ -322,7 +322,7 @@ def _ref(kind: type) -> str:
     return f"{kind.__module__}:{kind.__qualname__}"
 
 
-def _resolve(engine: Engine, ref: str, base: type | None) -> Any:
+def _resolve(engine: CodecEngine, ref: str, base: type | None) -> Any:
     kind = engine.resolve(ref)
     if base is not None and not issubclass(kind, base):
         raise TypeError(f"{ref} is not a {base.__name__}")
@@ -333,19 +333,19 @@ def _family(
     code: int,
     matches: Callable[[type], bool],
     to_state: Callable[[Any], Any],
-    build: Callable[[Engine, Any, Any], Any],
+    build: Callable[[CodecEngine, Any, Any], Any],
     base: type | None = None,
 ) -> Kind:
     """Make the row of a family of classes. A class of a script, or of a function, is shipped by value instead."""
 
-    def named(engine: Engine, kind: type) -> bool:
+    def named(engine: CodecEngine, kind: type) -> bool:
         in_script = engine.mode.stored and kind.__module__ == "__main__" and "<" not in kind.__qualname__
         return matches(kind) and (importable(kind) or in_script)
 
-    def pack(engine: Engine, value: Any) -> Ext:
+    def pack(engine: CodecEngine, value: Any) -> Ext:
         return Ext(code, engine.dumps([_ref(type(value)), engine.pack_part(to_state(value))]))
 
-    def unpack(engine: Engine, data: memoryview) -> Any:
+    def unpack(engine: CodecEngine, data: memoryview) -> Any:
         ref, state = engine.decode_list(data)
         engine.check_whole(state)
         return build(engine, _resolve(engine, ref, base), state)
@@ -358,7 +358,7 @@ def _enum_state(value: enum.Enum) -> list[Any]:
     return [None, value.value] if isinstance(value, enum.Flag) else [value.name, None]
 
 
-def _enum(_engine: Engine, kind: Any, state: Any) -> Any:
+def _enum(_engine: CodecEngine, kind: Any, state: Any) -> Any:
     name, value = state
     return kind[name] if name is not None else kind(value)
 
@@ -373,7 +373,7 @@ def _dataclass_state(value: Any) -> dict[str, Any]:
     return state
 
 
-def _dataclass(engine: Engine, kind: Any, state: Any) -> Any:
+def _dataclass(engine: CodecEngine, kind: Any, state: Any) -> Any:
     names = [field.name for field in dataclasses.fields(kind)]  # raises TypeError for another class
     missing = set(names) - state.keys()
     if missing:
@@ -388,7 +388,7 @@ def _is_pydantic(kind: type) -> bool:
     return hasattr(kind, "__pydantic_fields__") and hasattr(kind, "model_validate")
 
 
-def _pydantic(engine: Engine, kind: Any, state: Any) -> Any:
+def _pydantic(engine: CodecEngine, kind: Any, state: Any) -> Any:
     if not hasattr(kind, "__pydantic_fields__"):
         raise TypeError(f"{kind.__qualname__} is not a pydantic model")
     whole = isinstance(state, dict) and state.keys() == _PYDANTIC_STATE

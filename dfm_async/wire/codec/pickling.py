@@ -18,7 +18,7 @@ import cloudpickle
 import msgspec
 from msgspec.msgpack import Ext
 
-from dfm_async.wire.codec.codec_engine import Engine, Kind
+from dfm_async.wire.codec.codec_engine import CodecEngine, Kind
 
 _MAIN: Final = "__main__"
 """The module that is another one in every process: its classes do not travel by their names."""
@@ -92,7 +92,7 @@ def _is_data(kind: type) -> bool:
     return plain or issubclass(kind, (enum.Enum, msgspec.Struct))
 
 
-def pack_pickle(engine: Engine, value: Any) -> Ext:
+def pack_pickle(engine: CodecEngine, value: Any) -> Ext:
     """Pickle a value that no kind knows.
 
     Raises:
@@ -118,7 +118,7 @@ def pack_pickle(engine: Engine, value: Any) -> Ext:
     return Ext(_PICKLE_BUFFERS, engine.dumps([data, buffers])) if buffers else Ext(_PICKLE, data)
 
 
-def _unpickle(engine: Engine, data: memoryview | bytes, buffers: list[Any] | None = None) -> Any:
+def _unpickle(engine: CodecEngine, data: memoryview | bytes, buffers: list[Any] | None = None) -> Any:
     if not engine.trusted:
         raise TypeError("pickled values are not accepted here")
     value = pickle.loads(data, buffers=buffers)  # noqa: S301 - only a codec for our own process tree gets here
@@ -128,7 +128,7 @@ def _unpickle(engine: Engine, data: memoryview | bytes, buffers: list[Any] | Non
     return value
 
 
-def _unpickle_buffers(engine: Engine, data: memoryview) -> Any:
+def _unpickle_buffers(engine: CodecEngine, data: memoryview) -> Any:
     if not engine.trusted:
         raise TypeError("pickled values are not accepted here")
     content, found = engine.decode_list(data)

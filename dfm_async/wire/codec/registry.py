@@ -18,7 +18,7 @@ from msgspec.msgpack import Ext
 
 from dfm_async.base.tasks import INTERRUPTS
 from dfm_async.wire.codec.arrays import ARRAY_KINDS
-from dfm_async.wire.codec.codec_engine import Engine, Kind, Kinds, type_name
+from dfm_async.wire.codec.codec_engine import CodecEngine, Kind, Kinds, type_name
 from dfm_async.wire.codec.kinds import VALUE_KINDS
 from dfm_async.wire.codec.pickling import PICKLE_KINDS, pack_pickle
 
@@ -281,11 +281,11 @@ def arrow_table(value: Any) -> Any:
     return None if codec is None or codec.arrow is None else codec.arrow(value)
 
 
-def _known(_engine: Engine, kind: type) -> bool:
+def _known(_engine: CodecEngine, kind: type) -> bool:
     return _registry.of_type(kind) is not None
 
 
-def _installed(engine: Engine, kind: type) -> bool:
+def _installed(engine: CodecEngine, kind: type) -> bool:
     # What can be pickled needs none of them: the search for entry points takes long.
     return not engine.trusted and _registry.of_installed(kind) is not None
 
@@ -301,7 +301,7 @@ def _state(codec: NamedCodec, value: Any, *, canonical: bool) -> Any:
     return encode(value)
 
 
-def _pack(engine: Engine, value: Any) -> Ext:
+def _pack(engine: CodecEngine, value: Any) -> Ext:
     codec = _codec_of(value)
     if not codec.safe and not engine.trusted:
         raise TypeError(f"its codec {codec.name!r} is only for the processes of one application (safe=False)")
@@ -314,7 +314,7 @@ def _pack(engine: Engine, value: Any) -> Ext:
     return Ext(_CODE, engine.dumps([codec.name, engine.pack_part(state)]))
 
 
-def _unpack(engine: Engine, data: memoryview) -> Any:
+def _unpack(engine: CodecEngine, data: memoryview) -> Any:
     name, state = engine.decode_list(data)
     engine.check_whole(state)
     codec = _registry.of_name(name)

@@ -33,7 +33,7 @@ changed: Any = AgentMachine, SocketPipe
 if manner == "deaf":
     changed[0]._task_offered = lambda machine, offer: print("not listening", flush=True)
 elif manner == "ends":
-    changed[1].send = say_more_than_hello(program_messages.End("I am not in the mood"))
+    changed[1].send = say_more_than_hello(program_messages.EndOfTasks("I am not in the mood"))
 elif manner == "aborts":
     changed[1].send = say_more_than_hello(program_messages.Abort("I am not in the mood"))
 

@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dfm_async.errors import HttpCallFailed
-from dfm_async.model.http import Argument, Payload, RequestPlan
+from dfm_async.model.http import Argument, RequestPayload, RequestPlan
 from dfm_async.site.http import HttpCall
 from dfm_async.site.http_request import make_request
 from tests.federation.openapi.service import TOKEN, Service, body_of, serving
@@ -161,7 +161,7 @@ async def test_a_path_cannot_be_left_and_a_header_not_be_smuggled(
 
 
 def test_a_body_without_a_form_in_json_is_refused() -> None:
-    plan = RequestPlan(method="POST", base_url="http://h", path="/", payload=Payload(argument="body"))
+    plan = RequestPlan(method="POST", base_url="http://h", path="/", payload=RequestPayload(argument="body"))
     with pytest.raises(ValueError, match="JSON"):
         make_request(plan, {"body": object()})
 

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 import pytest
 import pytest_asyncio
 
-from dfm_async.web.open_streams import Phase
+from dfm_async.web.open_streams import StreamPhase
 from tests.web.page.firefox import Firefox, firefox
 from tests.web.page.site import gate
 from tests.web.rig import Server
@@ -40,7 +40,7 @@ async def test_firefox_follows_a_job_across_a_reconnect(server: Server, tab: Fir
     await tab.open(f"{address}?job={job_id}")
     await tab.until(f"{ROWS} === 2 && {GRAPH}.includes('1 active')")
     for stream in list(server.service._state.streams._open):
-        stream.reach(Phase.DRAINING)
+        stream.reach(StreamPhase.DRAINING)
     await tab.until("document.getElementById('link').dataset.state === 'waiting'")
     gate("fox").set()
     await tab.until(f"{ROWS} === 4 && {BADGE} === '✓finished'")

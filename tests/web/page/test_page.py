@@ -12,7 +12,7 @@ from starlette.requests import HTTPConnection
 
 from dfm_async import JobInfo, Session
 from dfm_async.web import Action, AllowAnyone, Authorizer, Principal, Service
-from dfm_async.web.open_streams import Phase
+from dfm_async.web.open_streams import StreamPhase
 from tests.web.page.conftest import Open
 from tests.web.page.site import PIPELINES, fed, gate
 from tests.web.rig import Server, serving
@@ -453,7 +453,7 @@ async def test_reconnect_loses_and_repeats_nothing(server: Server, opened: Open)
     await expect(rows).to_have_count(2)
     await server.streams(2)
     for stream in list(server.service._state.streams._open):
-        stream.reach(Phase.DRAINING)
+        stream.reach(StreamPhase.DRAINING)
     await server.streams(0)
     gate("line").set()
     await finished(page)

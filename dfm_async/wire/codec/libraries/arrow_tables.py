@@ -63,7 +63,7 @@ def _write(sink: Any, table: Any) -> None:
         writer.write(table)
 
 
-class _Parts:
+class _BufferFile:
     """A file that keeps the buffers that are written to it."""
 
     closed = False
@@ -84,7 +84,7 @@ class _Parts:
 
 def stream_parts(table: Any) -> list[Any]:
     """Return a table as the buffers of an IPC stream: those of its columns, as far as they need no copy."""
-    sink = _Parts()
+    sink = _BufferFile()
     _write(sink, table)
     return sink.parts
 
