@@ -16,7 +16,7 @@ import cloudpickle
 import pytest
 
 import dfm_async
-from dfm_async import _MOVED, deploy, errors, sync
+from dfm_async import _MOVED, deploy, errors, site, sync
 from dfm_async.base.text import install_hint
 from dfm_async.errors import FileProblem, Problem
 from tests.public import PUBLIC_MODULES, public_names
@@ -103,6 +103,15 @@ def test_a_moved_name_warns_and_names_its_new_module(home: str, name: str) -> No
 def test_a_name_moved_out_of_deploy_warns(name: str) -> None:
     with pytest.warns(DeprecationWarning, match="import it from dfm_async.flare"):
         getattr(deploy, name)
+
+
+def test_the_old_name_of_the_authorizer_of_sites_warns() -> None:
+    found = r"^dfm_async\.site\.Authorizer is deprecated: import PipelineAuthorizer from dfm_async\.site$"
+    with pytest.warns(DeprecationWarning, match=found) as caught:
+        authorizer = site.Authorizer
+    assert authorizer is site.PipelineAuthorizer
+    assert caught[0].filename == __file__
+    assert "Authorizer" not in public_names(site)
 
 
 # what importing loads

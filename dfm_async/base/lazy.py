@@ -41,7 +41,8 @@ def lazy_imports(package: str, moved: Mapping[str, str] | None = None) -> Iterat
 
     Args:
         package: the ``__name__`` of the module that has the block.
-        moved: names that are deprecated here: each public module that has them now, with its names in one string.
+        moved: names that are deprecated here: each public module that has them now, with its names in one string. A
+            name that has changed is ``old=new``.
     """
     namespace = vars(sys.modules[package])
 
@@ -62,7 +63,10 @@ def lazy_imports(package: str, moved: Mapping[str, str] | None = None) -> Iterat
     for name in pending:
         del namespace[name]
     public = sorted(name for name in pending if not name.startswith("_"))
-    new_home = {name: home for home, names in (moved or {}).items() for name in names.split()}
+    replaced: dict[str, tuple[str, str]] = {}
+    for home, names in (moved or {}).items():
+        for old, _, new in (name.partition("=") for name in names.split()):
+            replaced[old] = home, new
 
     def load(name: str) -> Any:
         if name in pending:
@@ -72,10 +76,11 @@ def lazy_imports(package: str, moved: Mapping[str, str] | None = None) -> Iterat
                 raise ImportError(f"cannot load {name!r} of {package}: AttributeError: {error}") from error
             namespace[name] = getattr(module, pending[name].name)
             return namespace[name]
-        if name in new_home:
-            message = f"{package}.{name} is deprecated: import it from {new_home[name]}"
+        if name in replaced:
+            home, new = replaced[name]
+            message = f"{package}.{name} is deprecated: import {new or 'it'} from {home}"
             warnings.warn(message, DeprecationWarning, stacklevel=2)
-            return getattr(import_module(new_home[name]), name)
+            return getattr(import_module(home), new or name)
         raise AttributeError(f"module {package!r} has no attribute {name!r}")
 
     namespace.update(__all__=public, __getattr__=load, __dir__=lambda: [*public, *(pending.keys() - public)])

@@ -34,7 +34,7 @@ from dfm_async.runtime.recorded import RESUME_FROM, Recording
 from dfm_async.runtime.scope import JobScope
 from dfm_async.runtime.sources import PLAIN, is_iterator
 from dfm_async.runtime.spread import RemoteFailure
-from dfm_async.runtime.streams import Stream, StreamFailed, Subscription
+from dfm_async.runtime.streams import LocalStream, StreamFailed, Subscription
 from dfm_async.runtime.threads import Limit, late
 from dfm_async.telemetry.sampling import CallStacks, await_sampled, generate_sampled, iterate_sampled, run_sampled
 from dfm_async.wire import messages as msg
@@ -700,7 +700,7 @@ def _runs_again(job: StreamingJob, call: OperationCall, error: BaseException) ->
 
 def _with_readers(job: JobScope, call: OperationCall) -> dict[str, Any]:
     """Replace streams by readers; they are closed when the call has ended."""
-    seen: set[Stream] = set()
+    seen: set[LocalStream] = set()
     in_thread = call.callee.kind in (CodeKind.SYNC, CodeKind.GENERATOR)
 
     def read(stream: Any) -> Any:
@@ -717,8 +717,8 @@ def _with_readers(job: JobScope, call: OperationCall) -> dict[str, Any]:
 async def _read_whole(call: OperationCall) -> None:
     """Read streams to their end: for parameters that are declared as lists; for a program, wherever they occur."""
     args, callee = call.args, call.callee
-    names = [name for name in args if callee.external or (name in callee.whole and isinstance(args[name], Stream))]
-    opened: dict[Stream, Subscription] = {}
+    names = [name for name in args if callee.external or (name in callee.whole and isinstance(args[name], LocalStream))]
+    opened: dict[LocalStream, Subscription] = {}
 
     def begin(stream: Any) -> None:
         if stream not in opened:  # twice in one call: each gets a list of its own
@@ -727,7 +727,7 @@ async def _read_whole(call: OperationCall) -> None:
     for name in names:  # all of them, before the first is read
         _replace_streams(args[name], begin)
     call.opened = (*call.opened, *opened.values())
-    later: set[Stream] = set()
+    later: set[LocalStream] = set()
     for name in args.keys() - set(names):
         _replace_streams(args[name], later.add)
     for stream in later & opened.keys():

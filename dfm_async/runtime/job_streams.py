@@ -29,7 +29,7 @@ from dfm_async.runtime.recorded import RecordedSource, Recording
 from dfm_async.runtime.scope import HomeScope
 from dfm_async.runtime.sources import AsyncSource, Source, ThreadSource
 from dfm_async.runtime.spread_source import RemoteGenerator, SpreadSource
-from dfm_async.runtime.streams import Stream, StreamFailed, Subscription
+from dfm_async.runtime.streams import LocalStream, StreamFailed, Subscription
 from dfm_async.wire import messages as msg
 from dfm_async.wire.codec import Broken, weight
 from dfm_async.wire.memory import size_of
@@ -82,9 +82,9 @@ class JobStreams:
         self._job = job
         self._next_id = job.outbox.incarnation(job.at) << 32  # those of a worker that was lost do not come again
         self._pullers: dict[Control, _Puller] = {}
-        self._running: set[Stream] = set()
-        self.live: set[Stream] = set()
-        self.closing: set[Stream] = set()
+        self._running: set[LocalStream] = set()
+        self.live: set[LocalStream] = set()
+        self.closing: set[LocalStream] = set()
         self.exports: dict[int, _Export] = {}
         self.imports: dict[tuple[int, int], _RemoteSource] = {}
 
@@ -99,7 +99,7 @@ class JobStreams:
         remote: RemoteGenerator | None = None,
         reruns: int = 0,
         recording: Recording | None = None,
-    ) -> Stream:
+    ) -> LocalStream:
         """Return a stream of the elements of an iterator that a user's code returned.
 
         With ``remote``, a generator may run in another worker, and again if that is lost. With ``recording``, its
@@ -125,7 +125,7 @@ class JobStreams:
 
     def _add(
         self, label: str, source: Source, readers: int | None, activity: PendingActivity | None, frame: Frame = ()
-    ) -> Stream:
+    ) -> LocalStream:
         game = self._job.game
 
         def describe(error: BaseException) -> ErrorRecord:
@@ -133,7 +133,7 @@ class JobStreams:
                 return game.error(activity, error, 1, cause_of(error))
             return game.describe(error, label, label, frame, 1, cause_of(error))
 
-        stream = Stream(label, source, fx.MANY if readers is None else readers, describe)
+        stream = LocalStream(label, source, fx.MANY if readers is None else readers, describe)
         self.live.add(stream)
         return stream
 
@@ -172,7 +172,11 @@ class JobStreams:
         return readers + 1 if readers is not None and action.runs_ahead else readers
 
     def _ended(
-        self, stream: Stream, seen: Observation | None, release: Callable[[], None], left: Callable[[], None] | None
+        self,
+        stream: LocalStream,
+        seen: Observation | None,
+        release: Callable[[], None],
+        left: Callable[[], None] | None,
     ) -> None:
         release()
         if left is not None:
@@ -191,14 +195,14 @@ class JobStreams:
 
     def run(self, stream: StreamValue, unread: bool) -> None:
         """Run a generator to its end; ``unread``: it has no readers, and its elements need not be kept."""
-        assert isinstance(stream, Stream)  # noqa: S101 - created above
+        assert isinstance(stream, LocalStream)  # noqa: S101 - created above
         if unread:
             stream.expect(-stream.consumers)
         if stream not in self._running:
             self._running.add(stream)
             self._job.spawn(self._run(stream))
 
-    async def _run(self, stream: Stream) -> None:
+    async def _run(self, stream: LocalStream) -> None:
         subscription = stream.subscribe()
         try:
             count = 0
@@ -216,14 +220,14 @@ class JobStreams:
 
     def close(self, stream: StreamValue, read: bool = True) -> None:
         """Close a stream that has no more readers here; ``read``: it had one."""
-        if isinstance(stream, Stream) and stream in self.live:
+        if isinstance(stream, LocalStream) and stream in self.live:
             if isinstance(stream.source, _RemoteSource):
                 stream.source.release(read)  # at once: the producer keeps nothing for readers that are gone
             self.live.discard(stream)
             self.closing.add(stream)
             self._job.spawn(self._finish(stream))
 
-    async def _finish(self, stream: Stream) -> None:
+    async def _finish(self, stream: LocalStream) -> None:
         await _close(stream)
         await stream.source.wait_ended()
         self.closing.discard(stream)
@@ -299,7 +303,7 @@ class JobStreams:
 
     # read at other locations
 
-    def export(self, effect: fx.SendToken, stream: Stream) -> None:
+    def export(self, effect: fx.SendToken, stream: LocalStream) -> None:
         """Let other locations read a stream."""
         for route in effect.routes:
             stream_id = self._next_id
@@ -366,7 +370,7 @@ class JobStreams:
 
     # produced at other locations
 
-    def arrive(self, label: str, readers: int | None, frame: Frame, source: int, stream_id: int) -> Stream:
+    def arrive(self, label: str, readers: int | None, frame: Frame, source: int, stream_id: int) -> LocalStream:
         """Return the stream for one that another location produces."""
         remote = self.imports[source, stream_id] = _RemoteSource(self._job, self.imports, source, stream_id)
         return self._add(label, remote, readers, None, frame)
@@ -380,7 +384,7 @@ class JobStreams:
             remote.arrived(items, size_of(message.payload), message.ended, message.error)
 
 
-async def _close(stream: Stream) -> None:
+async def _close(stream: LocalStream) -> None:
     try:
         await stream.aclose()
     except BaseException as error:
@@ -393,7 +397,7 @@ async def _close(stream: Stream) -> None:
 class _Export(msgspec.Struct, eq=False):
     """A stream that another location reads."""
 
-    stream: Stream
+    stream: LocalStream
     subscription: Subscription
     route: int
     frame: Frame

@@ -25,7 +25,7 @@ from dfm_async.runtime.recorded import Recording
 from dfm_async.runtime.scope import JobHost
 from dfm_async.runtime.shared_resources import SiteResources
 from dfm_async.runtime.sources import PLAIN, AsyncSource, is_iterator
-from dfm_async.runtime.streams import Stream, StreamFailed
+from dfm_async.runtime.streams import LocalStream, StreamFailed
 from dfm_async.wire import messages as msg
 from dfm_async.wire.codec import Broken
 from dfm_async.wire.memory import Payload
@@ -289,7 +289,7 @@ class SiteJob(StreamingJob):
 
     def _emit(self, effect: fx.EmitValue) -> None:
         plain = type(effect.value) in PLAIN
-        if not plain and isinstance(effect.value, Stream):
+        if not plain and isinstance(effect.value, LocalStream):
             self.spawn(self._emit_stream(effect, effect.value))
         elif not plain and is_iterator(effect.value):
             self.spawn(self._emit_stream(effect, self.streams.of_iterator(effect.value, effect.activity, 1)))
@@ -310,7 +310,7 @@ class SiteJob(StreamingJob):
         self.outbox.add_result(effect.point, effect.frame, packed)
         self.game.complete(effect.activity)
 
-    async def _emit_stream(self, effect: fx.EmitValue, stream: Stream) -> None:
+    async def _emit_stream(self, effect: fx.EmitValue, stream: LocalStream) -> None:
         try:
             if stream.single and isinstance(stream.source, AsyncSource):
                 await self._emit_directly(effect, stream, stream.source)
@@ -327,7 +327,7 @@ class SiteJob(StreamingJob):
             self.streams.close(stream)
         self.advance()
 
-    async def _emit_batches(self, effect: fx.EmitValue, stream: Stream) -> None:
+    async def _emit_batches(self, effect: fx.EmitValue, stream: LocalStream) -> None:
         subscription = stream.subscribe()
         pack = stream.transform_early(self._results.pack)
         outbox, index, problem = self.outbox, 0, None
@@ -352,7 +352,7 @@ class SiteJob(StreamingJob):
         if problem is not None:
             raise problem
 
-    async def _emit_directly(self, effect: fx.EmitValue, stream: Stream, source: AsyncSource) -> None:
+    async def _emit_directly(self, effect: fx.EmitValue, stream: LocalStream, source: AsyncSource) -> None:
         """Do the same for an asynchronous generator with no other reader: element by element, unbuffered."""
         pack, outbox, index = self._results.pack, self.outbox, 0
         iterator, task = source.iterator, asyncio.current_task()
@@ -406,7 +406,7 @@ class SiteJob(StreamingJob):
             state, packed = States.OPEN, None
         elif type(value) is Failed:
             state, packed = States.FAILED, error_data(value.error)
-        elif isinstance(value, Stream):
+        elif isinstance(value, LocalStream):
             self.streams.export(effect, value)
             return
         else:

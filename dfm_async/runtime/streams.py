@@ -32,7 +32,7 @@ class StreamFailed(Exception):
         self.error = error
 
 
-class Stream(StreamValue):
+class LocalStream(StreamValue):
     """A stream at the site that it is read at. The number of its consumers is known before the first begins.
 
     ``describe`` turns what the source raises into a record, once.
@@ -182,7 +182,7 @@ class Subscription:
 
     __slots__ = ("_found", "closed", "position", "stream")
 
-    def __init__(self, stream: Stream) -> None:
+    def __init__(self, stream: LocalStream) -> None:
         self.stream = stream
         self.position = 0
         self.closed = False

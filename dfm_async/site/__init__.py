@@ -2,9 +2,9 @@
 
 from dfm_async.base.lazy import lazy_imports
 
-with lazy_imports(__name__):
-    from dfm_async.site.authorizing import Authorizer as Authorizer
+with lazy_imports(__name__, moved={"dfm_async.site": "Authorizer=PipelineAuthorizer"}):
     from dfm_async.site.authorizing import Denied as Denied
+    from dfm_async.site.authorizing import PipelineAuthorizer as PipelineAuthorizer
     from dfm_async.site.authorizing import PipelineRequest as PipelineRequest
     from dfm_async.site.authorizing import RuleAuthorizer as RuleAuthorizer
     from dfm_async.site.objects import DfmContext as DfmContext

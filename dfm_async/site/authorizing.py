@@ -40,7 +40,7 @@ class PipelineRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 @runtime_checkable
-class Authorizer(Protocol):
+class PipelineAuthorizer(Protocol):
     """Authorizes pipelines at one site. Named in the site's settings by ``authorizer: {path: ..., args: ...}``."""
 
     async def authorize(self, request: PipelineRequest) -> int | None:
@@ -62,7 +62,7 @@ class RuleAuthorizer:
     .. code-block:: yaml
 
         authorizer:
-          path: dfm_async.site.authorizing.RuleAuthorizer
+          path: dfm_async.site.RuleAuthorizer
           args:
             rules:
               - {user: "*@lab.org", operations: ["stats.*"], max_bytes: 1000000}

@@ -18,7 +18,7 @@ from dfm_async.model.ids import JobId, Location
 from dfm_async.model.job_spec import JobSpec
 from dfm_async.model.options import LocalOptions
 from dfm_async.net import spec
-from dfm_async.site.authorizing import Authorizer
+from dfm_async.site.authorizing import PipelineAuthorizer
 from dfm_async.targets.flare import protocol as fm
 from dfm_async.targets.flare.admission import HostJobUser
 from dfm_async.targets.flare.audit import AuditLog
@@ -170,7 +170,7 @@ class Lab:
     def __init__(
         self,
         folder: Path,
-        authorizer: Authorizer | None = None,
+        authorizer: PipelineAuthorizer | None = None,
         installed: Installed | None = None,
         *,
         brings_code: bool = False,

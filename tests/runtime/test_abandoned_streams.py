@@ -13,7 +13,7 @@ import pytest
 
 from dfm_async.runtime.job_streams import _RemoteSource
 from dfm_async.runtime.sources import ThreadSource
-from dfm_async.runtime.streams import Stream
+from dfm_async.runtime.streams import LocalStream
 from dfm_async.runtime.threads import Threads
 
 
@@ -66,7 +66,7 @@ def never(error: BaseException) -> Any:
 
 
 async def test_a_closed_subscription_keeps_no_elements(elements: Elements) -> None:
-    subscription = Stream("made", AtOnce(list(elements.make(5))), 1, never).subscribe()
+    subscription = LocalStream("made", AtOnce(list(elements.make(5))), 1, never).subscribe()
     await anext(subscription)
     assert elements.alive == 4
     subscription.close()

@@ -17,7 +17,7 @@ from dfm_async.errors import DfmError
 from dfm_async.model.flare import SiteSettings
 from dfm_async.net import spec
 from dfm_async.net.checking import check_net
-from dfm_async.site.authorizing import Authorizer, Denied, PipelineRequest
+from dfm_async.site.authorizing import Denied, PipelineAuthorizer, PipelineRequest
 from dfm_async.targets.flare import protocol as fm
 from dfm_async.targets.flare.audit import AuditLog
 
@@ -62,7 +62,7 @@ class Admission:
         user: HostJobUser,
         own_process: Container[str],
         audit: AuditLog,
-        authorizer: Authorizer | None,
+        authorizer: PipelineAuthorizer | None,
     ) -> None:
         self._site = settings.site
         self._most_bytes = settings.max_job_bytes

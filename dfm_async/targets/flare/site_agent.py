@@ -24,7 +24,7 @@ from dfm_async.model.ids import JobId, Location
 from dfm_async.model.options import LocalOptions
 from dfm_async.model.stats import SiteStats
 from dfm_async.runtime.operation_errors import broken_record
-from dfm_async.site.authorizing import Authorizer, Denied
+from dfm_async.site.authorizing import Denied, PipelineAuthorizer
 from dfm_async.targets.flare import protocol as fm
 from dfm_async.targets.flare.admission import Admission, HostJobUser, JobTraffic, RequestedUse
 from dfm_async.targets.flare.audit import AuditLog
@@ -170,7 +170,7 @@ class SiteAgent(AbstractAsyncContextManager["SiteAgent"]):
         installed: Installed,
         options: LocalOptions,
         audit: AuditLog,
-        authorizer: Authorizer | None,
+        authorizer: PipelineAuthorizer | None,
     ) -> None:
         self.site = settings.site
         self.allow_code = settings.allow_code and user.brings_code

@@ -21,7 +21,7 @@ from dfm_async.model.options import LocalOptions
 from dfm_async.model.pool_size import IDLE_AFTER, Workers
 from dfm_async.model.resources import SiteConfig
 from dfm_async.runtime.permits import check_capacity
-from dfm_async.site.authorizing import Authorizer
+from dfm_async.site.authorizing import PipelineAuthorizer
 from dfm_async.site.loading import Loader
 from dfm_async.targets.flare import protocol as fm
 from dfm_async.targets.flare.admission import HostJobUser
@@ -213,7 +213,7 @@ def load_user(meta: Path) -> HostJobUser:
     )
 
 
-def load_authorizer(settings: SiteSettings) -> Authorizer | None:
+def load_authorizer(settings: SiteSettings) -> PipelineAuthorizer | None:
     """Import and build the authorizer that the settings of a site name.
 
     Raises:
@@ -225,7 +225,7 @@ def load_authorizer(settings: SiteSettings) -> Authorizer | None:
     loader = Loader(settings.site, SiteConfig())
     kind = loader.load(named.path, "authorizer", _lacks)
     found = kind(**named.args)
-    assert isinstance(found, Authorizer)  # noqa: S101 - just checked
+    assert isinstance(found, PipelineAuthorizer)  # noqa: S101 - just checked
     return found
 
 
