@@ -8,12 +8,9 @@ from importlib.util import find_spec
 from typing import NoReturn
 
 from dfm_async.base.text import install_hint
+from dfm_async.cli.interrupted import Interrupted
 
-__all__ = ["Interrupted", "main"]
-
-
-class Interrupted(SystemExit):
-    """Ctrl-C, before a command handles it."""
+__all__ = ["main"]
 
 
 def _interrupt(number: int, _frame: object) -> NoReturn:

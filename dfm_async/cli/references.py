@@ -12,8 +12,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, Final, TypeVar
 
-from dfm_async.cli import Interrupted
 from dfm_async.cli.command_runner import BadInput
+from dfm_async.cli.interrupted import Interrupted
 from dfm_async.errors import DfmError, PipelineError
 from dfm_async.federation.federation import Federation
 from dfm_async.federation.search_path import find_package, search_first

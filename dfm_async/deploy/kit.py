@@ -23,7 +23,7 @@ from dfm_async.errors import DeploymentError
 from dfm_async.model.flare import FEDERATION_FOLDER, SETTINGS_FILE, SiteSettings
 
 if TYPE_CHECKING:
-    from dfm_async.deploy.federation_kits import FederationFile
+    from dfm_async.deploy.federation_file import FederationFile
 
 OURS: Final = tuple(f"dfm_async.targets.flare.components.{name}" for name in ("HubController", "SiteExecutor"))
 """What jobs build at a site, besides FLARE's own components."""

@@ -14,7 +14,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final, Literal
 
-from dfm_async.deploy.federation_kits import complete_kits, file_of, project_of
+from dfm_async.deploy.federation_file import file_of
+from dfm_async.deploy.federation_kits import complete_kits, project_of
 from dfm_async.deploy.flare_process import FlareProcess, guarded, kill_processes
 from dfm_async.deploy.kit import Kit
 from dfm_async.deploy.project import SERVER_SITE, Project, User, cached_kits

@@ -13,8 +13,7 @@ from dfm_async.errors import DfmError
 from dfm_async.federation.federation import Federation
 from dfm_async.language.pipeline import Pipeline
 from dfm_async.model.events import Failure, Result, Results
-from dfm_async.planning.explain import Explanation
-from dfm_async.planning.plan import Plan
+from dfm_async.planning.plan import Explanation, Plan
 from dfm_async.session.job import Job
 
 

@@ -27,8 +27,7 @@ from dfm_async.federation.site import Site
 from dfm_async.language.pipeline import Pipeline
 from dfm_async.model.events import Failure, Result
 from dfm_async.model.pool_size import workers_text
-from dfm_async.planning.explain import REJECTED
-from dfm_async.planning.plan import Plan
+from dfm_async.planning.plan import REJECTED, Plan
 from dfm_async.telemetry.spans import frame_text
 
 _MOST_NODES = 400

@@ -6,17 +6,10 @@ import os
 from collections.abc import Callable, Collection, Mapping
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, Unpack, overload
 
-from dfm_async.base.rendering import Shown
-from dfm_async.federation.code import check_parameters, declared_by, stand_in, without_code
-from dfm_async.federation.namespace import Namespace, Operations
-from dfm_async.federation.operation import RESERVED, Adapter, Declaration, Operation, Signature
-from dfm_async.federation.schemas import Models
-from dfm_async.federation.site import Site
-from dfm_async.model.call_limits import LimitOptions, SiteCapacity, parse_bytes
-from dfm_async.model.checks import whole
+from dfm_async.federation.operation import Operation
+from dfm_async.federation.site import FederatedSites, Site
+from dfm_async.model.call_limits import LimitOptions
 from dfm_async.model.http import HttpOptions
-from dfm_async.model.pool_size import IDLE_AFTER, check_workers
-from dfm_async.model.resources import CacheConfig, ClassPath, SendCost, VaultConfig
 
 if TYPE_CHECKING:
     from upath import UPath
@@ -27,7 +20,7 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 
-class Federation(Shown):
+class Federation(FederatedSites):
     """Named sites and the operations that each of them offers.
 
     Args:
@@ -38,43 +31,6 @@ class Federation(Shown):
             library.
         compat: provide the names of nv_dfm_core that adapters import, where it is not installed.
     """
-
-    def __init__(
-        self,
-        name: str,
-        *,
-        api_version: str = "0.0.1",
-        description: str = "",
-        packages: tuple[str, ...] | None = None,
-        compat: bool = False,
-    ) -> None:
-        self.name = name
-        self.api_version = api_version
-        self.description = description
-        if isinstance(packages, str):
-            raise TypeError(f"packages must be a tuple of names, such as ({packages!r},), not a string")
-        self.packages: tuple[str, ...] | None = None if packages is None else tuple(packages)
-        self.compat = compat
-        self.sites: dict[str, Site] = {}
-        self.revision: int = 0
-        """The number of changes to its sites and operations: connected sessions reload code when it changes."""
-        self.callee: Callable[[Adapter], Any] | None = None
-        """The ``callee`` of new adapters. For tests."""
-        self.operations: Operations = Operations()
-        self.info: dict[str, Any] = {}
-        """Further information from its file."""
-        self.provision: dict[str, Any] = {}
-        """The deployment section of its file; kept for other tools."""
-        self.files: tuple[str, ...] = ()
-        """The paths of the files that it was read from: the main file first, then the files that it refers to."""
-        self.models: Models = Models({})
-        """The schemas that its file names; ``models.declared`` holds them as JSON schemas."""
-        self.schemas: Namespace[Any] = Namespace("schema", self.models)
-        """The same by attributes: ``federation.schemas.tasks.State(value=1.5)``."""
-
-    def changed(self) -> None:
-        """Record a change: connected sessions use it from their next job on."""
-        self.revision += 1
 
     @classmethod
     def from_yaml(
@@ -95,7 +51,9 @@ class Federation(Shown):
         """
         from dfm_async.federation.files.reading import read_federation  # only needed for files
 
-        return read_federation(path, packages=packages, compat=compat)
+        federation = cls("", packages=packages, compat=compat)
+        read_federation(path, federation)
+        return federation
 
     def to_yaml(self, path: str | os.PathLike[str] | None = None) -> str:
         """Return the federation as the text of a file that :meth:`from_yaml` reads.
@@ -116,32 +74,6 @@ class Federation(Shown):
             with open(path, "w", encoding="utf-8") as file:
                 file.write(text)
         return text
-
-    def declare(
-        self, name: str, signature: Callable[..., Any] | Signature, /, *, declaration: Declaration | None = None
-    ) -> Operation[..., Any]:
-        """Declare an operation for which sites have adapters: its parameters and its return type.
-
-        Args:
-            name: its name; dots group operations: ``federation.operations.array.Create``.
-            signature: a function with that signature, which is never run; or the signature.
-            declaration: its declaration in a file.
-        """
-        if name in self.operations:
-            raise ValueError(f"federation {self.name!r} has an operation {name!r} already")
-        if not all(part.isidentifier() for part in name.split(".")):
-            raise ValueError(f"an operation's name must be identifiers with dots between them, not {name!r}")
-        if isinstance(signature, Signature):
-            plain = without_code(name, signature, "" if declaration is None else declaration.documentation)
-        else:
-            plain, signature = stand_in(name, signature), declared_by(signature)
-            plain.__name__ = name.rpartition(".")[2]
-        check_parameters(name, signature, RESERVED if declaration is None else frozenset({"site", "provider"}))
-        operation: Operation[..., Any] = Operation(name, plain, signature, declaration=declaration)
-        self.operations[name] = operation
-        operation.changed = self.changed
-        self.changed()
-        return operation
 
     def add_openapi(
         self,
@@ -195,61 +127,6 @@ class Federation(Shown):
             options=options or HttpOptions(),
             limits=limits,
         )
-
-    def site(
-        self,
-        name: str,
-        *,
-        workers: int | tuple[int, int] | None = None,
-        threads: int = 8,
-        idle_after: float = IDLE_AFTER,
-        gpus: int = 0,
-        memory: int | str | None = None,
-        impl: ClassPath | type[Any] | None = None,
-        cache: CacheConfig | None = None,
-        vault: Any = None,
-        send_cost: Mapping[str, SendCost] | None = None,
-        info: Mapping[str, Any] | None = None,
-    ) -> Site:
-        """Add a site.
-
-        Args:
-            name: an identifier.
-            workers: the maximum number of worker processes, by default the number of cores; or two numbers, such as
-                ``(1, 8)``: the first is the number of workers that take jobs and are kept; further ones, up to the
-                second number, only run calls. All workers start when they are needed.
-            threads: the maximum number of synchronous operations that run at the same time in one worker.
-            idle_after: the number of seconds without calls after which a worker that takes no jobs ends.
-            gpus: the number of GPUs for operations that need some.
-            memory: the memory for operations that declare their need: a number of bytes, or a text such as ``"64GiB"``;
-                by default the memory of its machine or control group.
-            impl: the class of the object that adapters get as ``site``; by default a plain one.
-            cache: the location of cached values; by default ``TryFromCache`` keeps them in memory.
-            vault: the vault of its secrets: a :class:`~dfm_async.federation.VaultConfig`, or an object with
-                ``secret_for_key``; by default its environment.
-            send_cost: the cost of sending to other sites.
-            info: a text for users.
-        """
-        if not name.isidentifier():
-            raise ValueError(f"a site's name must be an identifier, not {name!r}")
-        if name in self.sites:
-            raise ValueError(f"federation {self.name!r} has a site {name!r} already")
-        check_workers(workers, idle_after)
-        if threads < 1:
-            raise ValueError(f"threads must be at least 1, not {threads!r}")
-        found = self.sites[name] = Site(self, name, workers=workers, threads=threads, idle_after=idle_after)
-        found.capacity = SiteCapacity(
-            cpus=found.capacity.cpus,
-            memory=None if memory is None else parse_bytes(memory),
-            gpus=whole("gpus", gpus, least=0),
-        )
-        found.impl = impl
-        found.cache = cache
-        found.vault = VaultConfig() if vault is None else vault
-        found.send_cost = dict(send_cost or {})
-        found.info = dict(info or {})
-        self.changed()
-        return found
 
     @overload
     def pipeline(self, function: Callable[P, R], /) -> Pipeline[P, R]: ...
@@ -320,7 +197,3 @@ class Federation(Shown):
         from dfm_async.federation.dfm_json import write_pipeline
 
         return write_pipeline(pipeline, self)
-
-    def __repr__(self) -> str:
-        sites = ", ".join(f"{site.name}({len(site.adapters)})" for site in self.sites.values())
-        return f"<Federation {self.name!r} {self.api_version}: {sites or 'no sites'}>"

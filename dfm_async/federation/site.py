@@ -7,34 +7,40 @@ from collections.abc import Callable, Mapping
 from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
+from dfm_async.base.rendering import Shown
 from dfm_async.federation.bindings import Binding, FromProvider
 from dfm_async.federation.code import (
     body_of,
     check_code,
     check_parameters,
+    declared_by,
     plain_function,
     same_source,
     signature_of,
     stand_in,
+    without_code,
 )
-from dfm_async.federation.namespace import Namespace, PlacedOperation
+from dfm_async.federation.namespace import Namespace, Operations, PlacedOperation
 from dfm_async.federation.operation import (
     GENERATORS,
+    RESERVED,
     Adapter,
     CodeKind,
+    Declaration,
     Operation,
     OperationOptions,
     Signature,
     advisor_of,
 )
-from dfm_async.model.call_limits import SiteCapacity
+from dfm_async.federation.schemas import Models
+from dfm_async.model.call_limits import SiteCapacity, parse_bytes
+from dfm_async.model.checks import whole
 from dfm_async.model.policies import Cost, call_problem
-from dfm_async.model.pool_size import IDLE_AFTER, Workers, most_workers
+from dfm_async.model.pool_size import IDLE_AFTER, Workers, check_workers, most_workers
 from dfm_async.model.resources import CacheConfig, ClassPath, ProviderConfig, SendCost, SiteConfig, VaultConfig
 
 if TYPE_CHECKING:
     from dfm_async.federation.decorator import OperationDecorator
-    from dfm_async.federation.federation import Federation
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -46,7 +52,7 @@ class Site:
 
     def __init__(
         self,
-        federation: Federation,
+        federation: FederatedSites,
         name: str,
         *,
         workers: Workers = None,
@@ -89,8 +95,10 @@ class Site:
     def operations(self) -> Namespace[Any]:
         """The operations of this site: calls of them run here, and may pass the parameters that the site adds."""
         known = self.federation.operations
-        here = dict.fromkeys(name for name, _ in self.adapters)
-        return Namespace("operation", {name: PlacedOperation(known[name], self) for name in here})
+        here: dict[str, list[Adapter]] = {}
+        for (name, _), adapter in self.adapters.items():
+            here.setdefault(name, []).append(adapter)
+        return Namespace("operation", {name: PlacedOperation(known[name], self.name, here[name]) for name in here})
 
     def provider(
         self, name: str, impl: ClassPath | type[Any] | None = None, *, info: Mapping[str, Any] | None = None
@@ -390,3 +398,129 @@ class Site:
 
     def __repr__(self) -> str:
         return f"<Site {self.name!r} of {self.federation.name!r}: {', '.join(sorted(n for n, _ in self.adapters))}>"
+
+
+class FederatedSites(Shown):
+    """Named sites and the operations that each of them offers: a federation, apart from its files."""
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        api_version: str = "0.0.1",
+        description: str = "",
+        packages: tuple[str, ...] | None = None,
+        compat: bool = False,
+    ) -> None:
+        self.name = name
+        self.api_version = api_version
+        self.description = description
+        if isinstance(packages, str):
+            raise TypeError(f"packages must be a tuple of names, such as ({packages!r},), not a string")
+        self.packages: tuple[str, ...] | None = None if packages is None else tuple(packages)
+        self.compat = compat
+        self.sites: dict[str, Site] = {}
+        self.revision: int = 0
+        """The number of changes to its sites and operations: connected sessions reload code when it changes."""
+        self.callee: Callable[[Adapter], Any] | None = None
+        """The ``callee`` of new adapters. For tests."""
+        self.operations: Operations = Operations()
+        self.info: dict[str, Any] = {}
+        """Further information from its file."""
+        self.provision: dict[str, Any] = {}
+        """The deployment section of its file; kept for other tools."""
+        self.files: tuple[str, ...] = ()
+        """The paths of the files that it was read from: the main file first, then the files that it refers to."""
+        self.models: Models = Models({})
+        """The schemas that its file names; ``models.declared`` holds them as JSON schemas."""
+        self.schemas: Namespace[Any] = Namespace("schema", self.models)
+        """The same by attributes: ``federation.schemas.tasks.State(value=1.5)``."""
+
+    def changed(self) -> None:
+        """Record a change: connected sessions use it from their next job on."""
+        self.revision += 1
+
+    def declare(
+        self, name: str, signature: Callable[..., Any] | Signature, /, *, declaration: Declaration | None = None
+    ) -> Operation[..., Any]:
+        """Declare an operation for which sites have adapters: its parameters and its return type.
+
+        Args:
+            name: its name; dots group operations: ``federation.operations.array.Create``.
+            signature: a function with that signature, which is never run; or the signature.
+            declaration: its declaration in a file.
+        """
+        if name in self.operations:
+            raise ValueError(f"federation {self.name!r} has an operation {name!r} already")
+        if not all(part.isidentifier() for part in name.split(".")):
+            raise ValueError(f"an operation's name must be identifiers with dots between them, not {name!r}")
+        if isinstance(signature, Signature):
+            plain = without_code(name, signature, "" if declaration is None else declaration.documentation)
+        else:
+            plain, signature = stand_in(name, signature), declared_by(signature)
+            plain.__name__ = name.rpartition(".")[2]
+        check_parameters(name, signature, RESERVED if declaration is None else frozenset({"site", "provider"}))
+        operation: Operation[..., Any] = Operation(name, plain, signature, declaration=declaration)
+        self.operations[name] = operation
+        operation.changed = self.changed
+        self.changed()
+        return operation
+
+    def site(
+        self,
+        name: str,
+        *,
+        workers: int | tuple[int, int] | None = None,
+        threads: int = 8,
+        idle_after: float = IDLE_AFTER,
+        gpus: int = 0,
+        memory: int | str | None = None,
+        impl: ClassPath | type[Any] | None = None,
+        cache: CacheConfig | None = None,
+        vault: Any = None,
+        send_cost: Mapping[str, SendCost] | None = None,
+        info: Mapping[str, Any] | None = None,
+    ) -> Site:
+        """Add a site.
+
+        Args:
+            name: an identifier.
+            workers: the maximum number of worker processes, by default the number of cores; or two numbers, such as
+                ``(1, 8)``: the first is the number of workers that take jobs and are kept; further ones, up to the
+                second number, only run calls. All workers start when they are needed.
+            threads: the maximum number of synchronous operations that run at the same time in one worker.
+            idle_after: the number of seconds without calls after which a worker that takes no jobs ends.
+            gpus: the number of GPUs for operations that need some.
+            memory: the memory for operations that declare their need: a number of bytes, or a text such as ``"64GiB"``;
+                by default the memory of its machine or control group.
+            impl: the class of the object that adapters get as ``site``; by default a plain one.
+            cache: the location of cached values; by default ``TryFromCache`` keeps them in memory.
+            vault: the vault of its secrets: a :class:`~dfm_async.federation.VaultConfig`, or an object with
+                ``secret_for_key``; by default its environment.
+            send_cost: the cost of sending to other sites.
+            info: a text for users.
+        """
+        if not name.isidentifier():
+            raise ValueError(f"a site's name must be an identifier, not {name!r}")
+        if name in self.sites:
+            raise ValueError(f"federation {self.name!r} has a site {name!r} already")
+        check_workers(workers, idle_after)
+        if threads < 1:
+            raise ValueError(f"threads must be at least 1, not {threads!r}")
+        found = self.sites[name] = Site(self, name, workers=workers, threads=threads, idle_after=idle_after)
+        found.capacity = SiteCapacity(
+            cpus=found.capacity.cpus,
+            memory=None if memory is None else parse_bytes(memory),
+            gpus=whole("gpus", gpus, least=0),
+        )
+        found.impl = impl
+        found.cache = cache
+        found.vault = VaultConfig() if vault is None else vault
+        found.send_cost = dict(send_cost or {})
+        found.info = dict(info or {})
+        self.changed()
+        return found
+
+    def __repr__(self) -> str:
+        sites = ", ".join(f"{site.name}({len(site.adapters)})" for site in self.sites.values())
+        return f"<Federation {self.name!r} {self.api_version}: {sites or 'no sites'}>"

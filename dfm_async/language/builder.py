@@ -112,7 +112,7 @@ class Builder:
 
 def _builder(what: str) -> Builder:
     builder = current_builder()
-    if builder is None:
+    if not isinstance(builder, Builder):
         hint = "can only be used inside a 'with Pipeline(...)' block or a function with @federation.pipeline"
         raise PipelineError(None, [Problem(what, hint)])
     return builder

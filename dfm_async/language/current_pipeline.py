@@ -2,15 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextvars import ContextVar
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from dfm_async.language.builder import Builder
-
-building: ContextVar[Builder | None] = ContextVar("dfm_async_builder", default=None)
+from typing import Any, Protocol
 
 
-def current_builder() -> Builder | None:
+class CallRecorder(Protocol):
+    """Records the calls of operations in the pipeline that is being built."""
+
+    @property
+    def mode(self) -> str:
+        """``execute`` or ``discovery``."""
+
+    @property
+    def call(self) -> Callable[..., Any]:
+        """Record a call: its operation, its arguments by name, and its options. Returns its value."""
+
+
+building: ContextVar[CallRecorder | None] = ContextVar("dfm_async_builder", default=None)
+
+
+def current_builder() -> CallRecorder | None:
     """Find the pipeline that is being built in this context, if any."""
     return building.get()

@@ -17,7 +17,7 @@ from dfm_async.base.containers import is_deeper
 from dfm_async.base.rendering import Shown, renderer
 from dfm_async.errors import PipelineError, PlaceholderError, Problem
 from dfm_async.language.builder import IN_OPERATION, Builder, Mode
-from dfm_async.language.current_pipeline import building, current_builder
+from dfm_async.language.current_pipeline import CallRecorder, building, current_builder
 from dfm_async.language.expressions import Constant, constant_data
 from dfm_async.language.pipeline_text import pipeline_mermaid, pipeline_text
 from dfm_async.language.statements import Statement, walk_statements
@@ -138,7 +138,7 @@ class Pipeline(Shown, Generic[P, R_co]):
         self.mode: Mode = mode
         self.body: tuple[Statement, ...] = tuple(body)
         self._builder: Builder | None = None
-        self._token: Token[Builder | None] | None = None
+        self._token: Token[CallRecorder | None] | None = None
 
     def __enter__(self) -> Pipeline[P, R_co]:
         if self._builder is not None or self.body:
@@ -182,14 +182,14 @@ class Pipeline(Shown, Generic[P, R_co]):
         return id(self)
 
     def __str__(self) -> str:
-        return pipeline_text(self)
+        return pipeline_text(self.name, self.mode, self.body)
 
     def __repr__(self) -> str:
         return f"<Pipeline {self.name!r}: {len(self.body)} statements>"
 
     def to_mermaid(self) -> str:
         """Draw the pipeline as a Mermaid flow chart."""
-        return pipeline_mermaid(self)
+        return pipeline_mermaid(self.body)
 
     def to_svg(self) -> str:
         """Draw the pipeline as self-contained SVG: blocks are boxes, and sites that are fixed have colours."""

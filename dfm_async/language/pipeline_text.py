@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
 from dfm_async.base.text import shortened
 from dfm_async.language import expressions as ex
 from dfm_async.language import statements as st
 from dfm_async.language.event_types import type_text
-
-if TYPE_CHECKING:
-    from dfm_async.language.pipeline import Pipeline
 
 _BRACKETS = {"list": ("[", "]"), "tuple": ("(", ")"), "set": ("{", "}")}
 _NO_NAMES: Mapping[int, str] = {}
@@ -143,13 +139,13 @@ class _Text(_LineWriter):
         return [f"{indent}with {head} as n{statement.id}:", *(lines or [deeper + "pass"])]
 
 
-def pipeline_text(pipeline: Pipeline) -> str:
+def pipeline_text(name: str | None, mode: str, body: tuple[st.Statement, ...]) -> str:
     """Write a pipeline as the Python that would build it."""
-    args = [] if pipeline.name is None else [repr(pipeline.name)]
-    if pipeline.mode != "execute":
-        args.append(f"mode={pipeline.mode!r}")
+    args = [] if name is None else [repr(name)]
+    if mode != "execute":
+        args.append(f"mode={mode!r}")
     head = f"with Pipeline({', '.join(args)}) as pipeline:"
-    return "\n".join([head, *(_Text().block(pipeline.body, _INDENT) or [_INDENT + "pass"])])
+    return "\n".join([head, *(_Text().block(body, _INDENT) or [_INDENT + "pass"])])
 
 
 def _escape(text: str) -> str:
@@ -205,15 +201,15 @@ def _branches(statement: st.IfStatement) -> list[tuple[str, tuple[st.Statement, 
     return [branch for branch in both if branch[1]]
 
 
-def pipeline_mermaid(pipeline: Pipeline) -> str:
+def pipeline_mermaid(body: tuple[st.Statement, ...]) -> str:
     """Draw a pipeline as a Mermaid flow chart: blocks are boxes, data flows along arrows."""
     edges: dict[str, None] = {}
     parameters: dict[str, str] = {}
     defaults: dict[str, str] = {}
-    for s in st.walk_statements(pipeline.body):
+    for s in st.walk_statements(body):
         for branch, _, word in _branches(s) if isinstance(s, st.IfStatement) else ():
             edges[f"  n{s.id} -->|{word}| b{s.id}{branch}"] = None
-    for s in st.walk_statements(pipeline.body):
+    for s in st.walk_statements(body):
         read = [expression for _, expression, _ in s.expressions()]
         if isinstance(s, st.CollectStatement):
             read.append(s.anchor)
@@ -229,4 +225,4 @@ def pipeline_mermaid(pipeline: Pipeline) -> str:
             edges[f"  {source} --> n{s.id}"] = None
         edges.update((f"  n{node} -.-> n{s.id}", None) for node in s.after)
     places = [f'  {name}>"{_escape(place + defaults.get(place, ""))}"]' for place, name in parameters.items()]
-    return "\n".join(["flowchart TD", *_Mermaid().block(pipeline.body, "  "), *places, *edges])
+    return "\n".join(["flowchart TD", *_Mermaid().block(body, "  "), *places, *edges])

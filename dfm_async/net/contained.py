@@ -7,7 +7,7 @@ import msgspec
 from dfm_async.model.ids import Frame
 from dfm_async.net import spec
 from dfm_async.net.compiled_net import CompiledNet, Evaluate, compile_formula
-from dfm_async.net.game import Instance
+from dfm_async.net.game_state import Instance
 
 
 class ContainedCallCode(msgspec.Struct, eq=False):

@@ -21,7 +21,8 @@ from dfm_async.net import effects as fx
 from dfm_async.net import spec
 from dfm_async.net.compiled_net import CompiledNet, PlaceCode, TransitionCode
 from dfm_async.net.contained import ContainedCallCode, ContainedLocation, scope_of
-from dfm_async.net.game import Control, Game, Instance, LoopRecord, describe_error
+from dfm_async.net.game import Game, describe_error
+from dfm_async.net.game_state import Control, Instance, LoopRecord
 from dfm_async.net.tokens import ABSENT, OPEN, RELEASED, SKIPPED, Failed, StreamValue
 
 _NEVER: Final = 1 << 30

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import msgspec
 
 from dfm_async.model.events import ErrorRecord
 from dfm_async.model.ids import Frame
 from dfm_async.net import spec
+from dfm_async.net.game_state import Control, PendingActivity
 from dfm_async.net.tokens import StreamValue
-
-if TYPE_CHECKING:
-    from dfm_async.net.game import Control, PendingActivity
 
 MANY: Final = 1 << 30
 """A number of readers that is not known beforehand."""

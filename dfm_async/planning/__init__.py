@@ -8,7 +8,7 @@ with lazy_imports(__name__):
     from dfm_async.planning.estimate import NodeCost as NodeCost
     from dfm_async.planning.estimate import PlanCost as PlanCost
     from dfm_async.planning.estimate import Transfer as Transfer
-    from dfm_async.planning.explain import Explanation as Explanation
+    from dfm_async.planning.plan import Explanation as Explanation
     from dfm_async.planning.plan import Plan as Plan
     from dfm_async.planning.profile import CallSamples as CallSamples
     from dfm_async.planning.profile import LinkSamples as LinkSamples

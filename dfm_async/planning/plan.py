@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, Generic
 import msgspec
 
 from dfm_async.base.rendering import Shown, renderer
+from dfm_async.base.text import columns, size_text, time_text
 from dfm_async.discovery.advisors import DISCOVER
 from dfm_async.errors import EncodingError, PipelineError, Problem
 from dfm_async.model.ids import Location
@@ -23,8 +24,6 @@ from dfm_async.wire.codec import Codec
 if TYPE_CHECKING:
     from typing_extensions import TypeVar
 
-    from dfm_async.planning.explain import Explanation
-
     R_co = TypeVar("R_co", covariant=True, default=Any)
 else:
     from typing import TypeVar
@@ -34,6 +33,9 @@ else:
 _codec = Codec.for_untrusted()
 CANONICAL: Final = Codec.for_processes().for_keys()
 """Writes equal values as equal bytes, on every run and machine."""
+_COSTS: Final = ("start", "time", "in", "out", "sent to it")
+REJECTED: Final = ("rejected", "site", "in total", "adds")
+"""The column heads of the table of rejected sites."""
 
 
 class ParameterUse(msgspec.Struct, frozen=True):
@@ -203,8 +205,6 @@ class Plan(Shown, msgspec.Struct, Generic[R_co], frozen=True, kw_only=True, dict
 
     def explain(self) -> Explanation:
         """Explain where each node runs and why. Prints as text, draws as Mermaid, renders in notebooks."""
-        from dfm_async.planning.explain import Explanation
-
         return Explanation(self)
 
     def to_svg(self) -> str:
@@ -213,6 +213,93 @@ class Plan(Shown, msgspec.Struct, Generic[R_co], frozen=True, kw_only=True, dict
 
     def __repr__(self) -> str:
         return f"<Plan {self.pipeline!r}: {len(self.nodes)} nodes at {', '.join(map(str, self.locations))}>"
+
+
+class Explanation(Shown):
+    """Where each node of a plan runs, and why; if costs are known, also what it costs, and what else was possible."""
+
+    def __init__(self, plan: Plan) -> None:
+        self.plan = plan
+
+    @property
+    def heads(self) -> tuple[str, ...]:
+        """The heads of the columns of the table of nodes."""
+        return ("node", "site", "why") if self.plan.cost is None else ("node", "site", *_COSTS, "why")
+
+    def row(self, node: NodePlan) -> tuple[str, ...]:
+        """Return the row of a node in the table."""
+        costs = () if self.plan.cost is None else _costs(node)
+        return (node.label, _where(str(node.location), node.provider), *costs, node.why)
+
+    @property
+    def rejected(self) -> list[tuple[str, str, str, str]]:
+        """The rejected sites: the node, the site, how long everything would take there, and how much that adds."""
+        return [
+            (node.label, _where(other.site, other.provider), time_text(other.total), f"+{time_text(other.difference)}")
+            for node in self.plan.nodes
+            for other in node.alternatives
+        ]
+
+    @property
+    def total(self) -> str:
+        """How long everything takes, in words; empty if nothing is known."""
+        cost = self.plan.cost
+        if cost is None:
+            return ""
+        return f"{time_text(cost.seconds)} in total, {'the least' if cost.optimal else 'the least that was found'}"
+
+    def __str__(self) -> str:
+        plan = self.plan
+        rows = [self.heads]
+        for node in plan.nodes:
+            label, *rest = self.row(node)
+            rows.append(("  " * node.depth + label, *rest))
+        head = f"pipeline {plan.pipeline!r} over {', '.join(map(str, plan.locations))}"
+        text = "\n".join([f"{head}: {self.total}" if self.total else head, columns(rows)])
+        if any(node.cost is not None and node.cost.critical for node in plan.nodes):
+            text += "\n* everything waits for these"
+        if self.rejected:
+            text += "\n\n" + columns([REJECTED, *self.rejected])
+        return text
+
+    __repr__ = __str__
+
+    def to_mermaid(self) -> str:
+        """Draw the plan as a Mermaid flow chart, one box per site."""
+        lines = ["flowchart LR"]
+        for location in self.plan.locations:
+            lines.append(f'  subgraph s{self.plan.locations.index(location)}["{location}"]')
+            lines += [f'    n{node.id}["{_box(node)}"]' for node in self.plan.nodes if node.location == location]
+            lines.append("  end")
+        lines += [f"  n{source} --> n{node.id}" for node in self.plan.nodes for source in node.inputs]
+        return "\n".join(lines)
+
+    def to_svg(self) -> str:
+        """Draw the plan as SVG."""
+        return self.plan.to_svg()
+
+
+def _costs(node: NodePlan) -> tuple[str, ...]:
+    cost = node.cost
+    if cost is None:
+        return ("",) * len(_COSTS)
+    transfers = [f"{size_text(sent.bytes)} from {sent.source}: {time_text(sent.seconds)}" for sent in cost.transfers]
+    star = " *" if cost.critical else ""
+    return (
+        time_text(cost.start),
+        time_text(cost.seconds) + star,
+        size_text(cost.bytes_in),
+        size_text(cost.bytes_out),
+        ", ".join(transfers) or "-",
+    )
+
+
+def _where(place: str, provider: str | None) -> str:
+    return place if provider is None else f"{place}/{provider}"
+
+
+def _box(node: NodePlan) -> str:
+    return node.label if node.cost is None else f"{node.label}<br/>{time_text(node.cost.seconds)}"
 
 
 def plan_from_json(data: bytes | str, load: Callable[[bytes], Any]) -> Plan:

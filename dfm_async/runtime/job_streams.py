@@ -19,7 +19,8 @@ from dfm_async.model.ids import Frame
 from dfm_async.net import effects as fx
 from dfm_async.net import spec
 from dfm_async.net.compiled_net import CompiledNet
-from dfm_async.net.game import Control, Game, PendingActivity
+from dfm_async.net.game import Game
+from dfm_async.net.game_state import Control, PendingActivity
 from dfm_async.net.tokens import Foreign, StreamValue
 from dfm_async.runtime import context as _context
 from dfm_async.runtime.observer import Observation

@@ -12,7 +12,7 @@ from dfm_async.base.signals import Throttle
 from dfm_async.errors import EncodingError
 from dfm_async.model.events import ErrorRecord
 from dfm_async.model.ids import Frame
-from dfm_async.net.game import PendingActivity
+from dfm_async.net.game_state import PendingActivity
 from dfm_async.runtime.shared_resources import SiteResources
 from dfm_async.telemetry.recorder import Failure, Recorder, TracedCall, failure_of
 from dfm_async.wire import messages as msg

@@ -14,7 +14,7 @@ from dfm_async.model.json_data import read_json
 from dfm_async.net import effects as fx
 from dfm_async.net.compiled_net import CompiledNet
 from dfm_async.net.containment import ContainingGame, RestoredGame, game_of
-from dfm_async.net.game import PendingActivity
+from dfm_async.net.game_state import PendingActivity
 from dfm_async.net.tokens import OPEN, SKIPPED, Failed
 from dfm_async.runtime import calls
 from dfm_async.runtime.cache import Ticket

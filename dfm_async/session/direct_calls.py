@@ -200,7 +200,7 @@ def chosen(given: object, method: str, kwargs: dict[str, Any]) -> tuple[Operatio
             hint = f"pass the operation itself, then its arguments: session.{method}(operation, ...)"
         raise TypeError(f"{method} takes an operation of the federation, not {given!r}: {hint}")
     if not kwargs:  # the usual case
-        return given, {} if placed is None else {"site": placed.site.name}
+        return given, {} if placed is None else {"site": placed.site}
     options: dict[str, Any] = {}
     own = given.signature.parameters.parameters
     if (others := (RESERVED - DIRECT - own.keys()) & kwargs.keys()) and not _is_open_ended(given):
@@ -212,7 +212,7 @@ def chosen(given: object, method: str, kwargs: dict[str, Any]) -> tuple[Operatio
         if isinstance(site := options.get("site"), Site):
             options["site"] = site.name
     if placed is not None:
-        options["site"] = placed.site.name
+        options["site"] = placed.site
     return given, options
 
 

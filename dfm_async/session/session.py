@@ -31,7 +31,7 @@ from dfm_async.model.options import LocalOptions, ResultLimits
 from dfm_async.model.policies import RetryPolicy
 from dfm_async.model.stats import SessionStats
 from dfm_async.model.status import JobStatus, check_status
-from dfm_async.planning.explain import net_text
+from dfm_async.planning.net_text import net_text
 from dfm_async.planning.plan import Plan
 from dfm_async.planning.profile import Profile
 from dfm_async.planning.types import is_plain, warm
@@ -50,7 +50,7 @@ from dfm_async.session.watch import JobWatch, SiteWatch, Waits, job_info
 from dfm_async.store import open_store
 from dfm_async.targets.local import FederationRunner
 from dfm_async.telemetry.cpu_profile import CpuProfile
-from dfm_async.telemetry.metrics import observed
+from dfm_async.telemetry.session_metrics import observed
 from dfm_async.telemetry.sinks import Sink, sink_of
 from dfm_async.telemetry.traces import Traces
 from dfm_async.workers.process_memory import memory_of

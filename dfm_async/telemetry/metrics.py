@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Final, Generic, Literal, TypeAlias, TypeVar
 
@@ -166,20 +164,3 @@ def _labels(labels: dict[str, str]) -> str:
 
 def _number(value: float) -> str:
     return str(int(value)) if float(value).is_integer() else repr(float(value))
-
-
-@contextmanager
-def observed(federation: str, stats: Callable[[], SessionStats]) -> Iterator[None]:
-    """Report a session to the OpenTelemetry SDK while the context is open, if OpenTelemetry is loaded.
-
-    Args:
-        federation: the name of the session's federation.
-        stats: returns the statistics of the session; called on its event loop.
-    """
-    if "opentelemetry.metrics" not in sys.modules:
-        yield
-        return
-    from dfm_async.telemetry.otel_metrics import observed_session  # loads OpenTelemetry
-
-    with observed_session(federation, stats):
-        yield

@@ -12,13 +12,10 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, Protocol, runtime_checkable
+from typing import Final, Protocol, runtime_checkable
 
 from dfm_async.model.events import Scalar
 from dfm_async.telemetry.spans import Made, Span, decode_made, encode_spans, span_text
-
-if TYPE_CHECKING:
-    from dfm_async.telemetry.otel import Bridge
 
 _log = logging.getLogger(__name__)
 
@@ -111,6 +108,13 @@ def sink_of(trace: str | os.PathLike[str] | Sink | None) -> Sink | None:
     raise TypeError(f"trace must be a path of a file or a sink, not {trace!r}")
 
 
+class SpanBridge(Protocol):
+    """Takes the spans of the application to another tracing library."""
+
+    def end(self, source: SpanSource, spans: Sequence[Made]) -> None:
+        """Pass on spans that have ended."""
+
+
 @dataclass(frozen=True, slots=True)
 class SpanSource:
     """The common properties of the spans of one location, or of the application.
@@ -127,7 +131,7 @@ class SpanSource:
     parent: int
     process: str
     attributes: Mapping[str, Scalar]
-    bridge: Bridge | None
+    bridge: SpanBridge | None
 
     def span(self, made: Made) -> Span:
         """Return a span from its queued form."""
@@ -202,7 +206,7 @@ class SpanQueue:
             except Exception:  # noqa: BLE001 - a user's sink: its errors must not affect jobs
                 self._report(sink)
 
-    def _report(self, culprit: Sink | Bridge) -> None:
+    def _report(self, culprit: Sink | SpanBridge) -> None:
         if id(culprit) not in self._failed:  # once: further errors will follow
             self._failed.add(id(culprit))
             _log.exception("spans are lost, because %r raised; this is reported once", culprit)

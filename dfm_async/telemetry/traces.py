@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 from dfm_async.model.events import Scalar
 from dfm_async.telemetry.current import Position, current_position, enter_position, read_traceparent
 from dfm_async.telemetry.recorder import failure_of
-from dfm_async.telemetry.sinks import Sink, SpanQueue, SpanSource
+from dfm_async.telemetry.sinks import Sink, SpanBridge, SpanQueue, SpanSource
 from dfm_async.telemetry.spans import (
     APPLICATION,
     Made,
@@ -201,7 +201,7 @@ class JobTrace:
         self,
         parent: Position,
         queue: SpanQueue,
-        bridge: Bridge | None,
+        bridge: SpanBridge | None,
         job_id: str,
         pipeline: str,
         sites: Sequence[str],

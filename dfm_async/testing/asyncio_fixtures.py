@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from dfm_async.testing.plugin import no_task_left
+from dfm_async.testing.task_leaks import no_task_left
 
 
 def _session(loop_scope: Any, scope: Any, prefix: str) -> Any:

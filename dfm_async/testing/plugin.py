@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import AbstractAsyncContextManager, ExitStack, asynccontextmanager, suppress
+from contextlib import AbstractAsyncContextManager, ExitStack, suppress
 from typing import TYPE_CHECKING, Any
 
 import pytest
+
+from dfm_async.testing.task_leaks import no_task_left
 
 if TYPE_CHECKING:
     from dfm_async.federation.federation import Federation
@@ -240,15 +242,3 @@ def _is_async(request: pytest.FixtureRequest) -> bool:
 async def _dfm_no_task_left_anyio(request: pytest.FixtureRequest) -> AsyncIterator[None]:
     async with no_task_left(request.node.nodeid):
         yield
-
-
-@asynccontextmanager
-async def no_task_left(name: str) -> AsyncIterator[None]:
-    """Fail if tasks of the running loop are left at the end of the block that were not there before."""
-    from dfm_async.testing.leaks import all_tasks, leak_report, tasks
-
-    before = all_tasks()
-    yield
-    left = tasks(before)
-    if left:
-        pytest.fail(leak_report(name, left), pytrace=False)

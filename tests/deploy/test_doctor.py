@@ -22,7 +22,7 @@ from dfm_async import Federation
 from dfm_async.deploy import doctor
 from dfm_async.deploy.certificates import Certificate
 from dfm_async.deploy.doctor import diagnose
-from dfm_async.deploy.federation_kits import FederationFile
+from dfm_async.deploy.federation_file import FederationFile
 from dfm_async.deploy.kit import Kit
 from dfm_async.errors import DeploymentError
 from dfm_async.model.findings import Finding

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from dfm_async import Federation
-from dfm_async.deploy.federation_kits import FederationFile
+from dfm_async.deploy.federation_file import FederationFile
 
 ROOT = """
 dfm: 1.0.0

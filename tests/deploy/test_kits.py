@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from dfm_async import Federation
-from dfm_async.deploy.federation_kits import FederationFile
+from dfm_async.deploy.federation_file import FederationFile
 from dfm_async.deploy.kit import Kit
 from dfm_async.deploy.project import provision
 from dfm_async.flare import Project, User

@@ -182,7 +182,7 @@ def test_a_late_job_names_the_calls_that_waited_for_a_thread() -> None:
 
 
 def test_the_first_error_stops_the_job_if_it_is_to() -> None:
-    assert "Cancel" in kinds(running(on_error="stop").operation_failed("node", "ValueError"))
+    assert "CancelLocation" in kinds(running(on_error="stop").operation_failed("node", "ValueError"))
     assert running().operation_failed("node", "ValueError") == ()
 
 
@@ -302,7 +302,7 @@ def test_only_the_caller_reports_that_a_loss_cannot_be_contained() -> None:
 def test_a_loss_that_the_caller_cannot_contain_costs_the_job() -> None:
     job = running(callers={1: 0})
     job.lost(1, ERROR)
-    assert kinds(job.not_contained(0, 1)) == ["Cancel", "SetGrace"]
+    assert kinds(job.not_contained(0, 1)) == ["CancelLocation", "SetGrace"]
     assert job.stopped(0, 0.0)[-1] == do.End(JobStatus.ABORTED, str(ERROR), ERROR)
 
 
@@ -318,7 +318,7 @@ def test_three_workers_that_do_not_begin_cost_the_job() -> None:
     assert job.lost(1, ERROR) == [do.Replace(1)]
     job.replaced(1)
     assert job.lost(1, ERROR) == [do.Replace(1)]
-    assert kinds(job.lost(1, ERROR)) == ["Cancel", "SetGrace"]
+    assert kinds(job.lost(1, ERROR)) == ["CancelLocation", "SetGrace"]
 
 
 def test_a_contained_worker_that_does_not_start_costs_the_job_at_the_third_loss() -> None:
@@ -339,7 +339,7 @@ def test_a_contained_worker_that_does_not_start_loses_no_parameter_sets() -> Non
     (start,) = job.launch()
     assert isinstance(start, do.Start)
     assert [(batch.first, len(batch.rows), batch.last) for batch in start.batches] == [(2, 1, True)]
-    assert kinds(job.lost(0, ERROR)) == ["Rerun", "Cancel", "SetGrace"], "the set is lost for the first time"
+    assert kinds(job.lost(0, ERROR)) == ["Rerun", "CancelLocation", "SetGrace"], "the set is lost for the first time"
 
 
 def test_a_location_that_begins_again_is_cancelled_with_the_job() -> None:

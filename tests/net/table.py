@@ -12,7 +12,8 @@ from dfm_async import Federation, Pipeline
 from dfm_async.net import effects as fx
 from dfm_async.net import spec
 from dfm_async.net.compiled_net import CompiledNet
-from dfm_async.net.game import Game, Instance
+from dfm_async.net.game import Game
+from dfm_async.net.game_state import Instance
 from dfm_async.planning import Plan
 from dfm_async.planning.prepare import prepare
 from tests.reference import value_of

@@ -16,7 +16,7 @@ from dfm_async.language.expressions import Ref, references
 from dfm_async.language.statements import CallStatement, Statement, YieldStatement, walk_statements
 from dfm_async.model.events import ErrorRecord
 from dfm_async.net import effects as fx
-from dfm_async.net.game import Control, PendingActivity
+from dfm_async.net.game_state import Control, PendingActivity
 from dfm_async.net.tokens import StreamValue
 from tests.net.table import Table
 from tests.property import random_pipelines as r

@@ -28,7 +28,7 @@ from dfm_async.model.ids import Location
 from dfm_async.net import spec
 from dfm_async.net.compiled_net import CompiledNet
 from dfm_async.planning import Plan
-from dfm_async.planning.explain import net_text
+from dfm_async.planning.net_text import net_text
 from dfm_async.planning.prepare import prepare
 from tests.property.random_pipelines import fed as random_federation
 from tests.property.random_pipelines import pipelines

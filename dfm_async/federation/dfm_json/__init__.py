@@ -21,12 +21,12 @@ from dfm_async.language.pipeline import Pipeline, is_dfm
 if TYPE_CHECKING:
     from upath import UPath
 
-    from dfm_async.federation.federation import Federation
+    from dfm_async.federation.site import FederatedSites
 
 __all__ = ["load_pipeline", "parse_pipeline", "read_pipeline", "save_pipeline", "write_pipeline"]
 
 
-def load_pipeline(path: str | os.PathLike[str] | UPath, federation: Federation) -> Pipeline:
+def load_pipeline(path: str | os.PathLike[str] | UPath, federation: FederatedSites) -> Pipeline:
     """Read a pipeline from a file. A PipelineError lists everything that is wrong, with its place in the file."""
     with _located(path).open("rb") as file:
         content = file.read(MAX_BYTES + 1)
@@ -36,7 +36,7 @@ def load_pipeline(path: str | os.PathLike[str] | UPath, federation: Federation) 
         raise PipelineError(str(path), error.problems) from error
 
 
-def parse_pipeline(content: str | bytes, federation: Federation) -> Pipeline:
+def parse_pipeline(content: str | bytes, federation: FederatedSites) -> Pipeline:
     """Read a pipeline from JSON: DFM's, or our own. A PipelineError lists everything that is wrong."""
     if len(content) > MAX_BYTES:
         raise PipelineError(None, [Problem("", f"is larger than {MAX_BYTES:,} bytes")])
@@ -47,7 +47,7 @@ def parse_pipeline(content: str | bytes, federation: Federation) -> Pipeline:
     return read_pipeline(data, federation) if is_dfm(data) else Pipeline.model_validate(data)
 
 
-def save_pipeline(pipeline: Pipeline, path: str | os.PathLike[str] | UPath, federation: Federation) -> None:
+def save_pipeline(pipeline: Pipeline, path: str | os.PathLike[str] | UPath, federation: FederatedSites) -> None:
     """Write a pipeline to a file as DFM's JSON, and create its folders. If DFM cannot express it, write nothing."""
     data = msgspec.json.encode(write_pipeline(pipeline, federation))
     file = _located(path)

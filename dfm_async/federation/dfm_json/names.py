@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 from dfm_async.federation.dfm_json.values import Ident, Problems
 
 if TYPE_CHECKING:
-    from dfm_async.federation.federation import Federation
     from dfm_async.federation.operation import Operation
+    from dfm_async.federation.site import FederatedSites
 
 CORE: Final = "nv_dfm_core.api."
 _OLD_CORE: Final = "dfm.api."
@@ -39,7 +39,7 @@ class Called:
 class ClassNames:
     """The classes that pipelines of a federation may name."""
 
-    def __init__(self, federation: Federation) -> None:
+    def __init__(self, federation: FederatedSites) -> None:
         self._federation = federation
         self._called: dict[str, Called] = {}
         for site in federation.sites.values():
@@ -108,7 +108,7 @@ class Parameters:
     open_ended: bool
 
     @classmethod
-    def of(cls, called: Called, federation: Federation) -> Parameters:
+    def of(cls, called: Called, federation: FederatedSites) -> Parameters:
         """Return the parameters of a class: one that is fixed to a site has those that the site adds."""
         signature = called.operation.signature
         listed = signature.parameters.parameters

@@ -39,7 +39,7 @@ from dfm_async.language import statements as st
 from dfm_async.language.pipeline import Pipeline
 
 if TYPE_CHECKING:
-    from dfm_async.federation.federation import Federation
+    from dfm_async.federation.site import FederatedSites
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +57,7 @@ _OLD: Final = _Variant("body", "node_id", "after", ("api_version", "mode", "name
 _NO_IDENT: Final = ""  # replaces the id of a block whose id is invalid; no id is empty
 
 
-def read_pipeline(data: Any, federation: Federation) -> Pipeline:
+def read_pipeline(data: Any, federation: FederatedSites) -> Pipeline:
     """Make a pipeline of the data of DFM's JSON. A PipelineError lists everything that is wrong, by JSON pointers."""
     problems = Problems()
     if not isinstance(data, dict):
@@ -108,7 +108,7 @@ class _StatementEntry:
 
 
 class _PipelineReader:
-    def __init__(self, federation: Federation, variant: _Variant, problems: Problems, *, discovery: bool) -> None:
+    def __init__(self, federation: FederatedSites, variant: _Variant, problems: Problems, *, discovery: bool) -> None:
         self._federation = federation
         self._discovery = discovery
         self._classes = ClassNames(federation)

@@ -25,10 +25,10 @@ from dfm_async.language.pipeline import Pipeline
 from dfm_async.language.pipeline_text import expression_text
 
 if TYPE_CHECKING:
-    from dfm_async.federation.federation import Federation
+    from dfm_async.federation.site import FederatedSites
 
 
-def write_pipeline(pipeline: Pipeline, federation: Federation) -> dict[str, Any]:
+def write_pipeline(pipeline: Pipeline, federation: FederatedSites) -> dict[str, Any]:
     """Return a pipeline as data for DFM's JSON. A PipelineError lists everything that DFM cannot express."""
     problems = Problems()
     body = _PipelineWriter(pipeline, federation, problems).block(pipeline.body)
@@ -71,7 +71,7 @@ def _uses(pipeline: Pipeline) -> Iterator[tuple[str, str]]:
 
 
 class _PipelineWriter(st.DefaultVisitor[None, dict[str, Any]]):
-    def __init__(self, pipeline: Pipeline, federation: Federation, problems: Problems) -> None:
+    def __init__(self, pipeline: Pipeline, federation: FederatedSites, problems: Problems) -> None:
         self._federation = federation
         self._classes = ClassNames(federation)
         self._problems = problems

@@ -9,7 +9,6 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Final
 
-from dfm_async.federation.federation import Federation
 from dfm_async.federation.files.adapters import class_path, read_adapter
 from dfm_async.federation.files.documents import REF, Documents
 from dfm_async.federation.files.operations import read_operation, signature_of
@@ -17,7 +16,7 @@ from dfm_async.federation.files.schemas import SchemaReader, is_path
 from dfm_async.federation.files.values import FileValue, Reader, if_given, number, one_of, positive
 from dfm_async.federation.operation import Operation
 from dfm_async.federation.schemas import REF_START
-from dfm_async.federation.site import Site
+from dfm_async.federation.site import FederatedSites, Site
 from dfm_async.model.call_limits import parse_bytes
 from dfm_async.model.resources import CacheConfig, ClassPath, SendCost, VaultConfig, allowed, refusal
 
@@ -34,17 +33,13 @@ _APPLICATION: Final = "home"
 """The application's site as sessions call it by default: sending to it costs, too, but no file declares it."""
 
 
-def read_federation(
-    path: str | os.PathLike[str], *, packages: tuple[str, ...] | None = None, compat: bool = False
-) -> Federation:
-    """Read a federation from its file. A FederationError lists everything that is wrong."""
-    federation = Federation("", packages=packages, compat=compat)
+def read_federation(path: str | os.PathLike[str], federation: FederatedSites) -> None:
+    """Read the file of a federation into an empty one. A FederationError lists everything that is wrong."""
     with _uncollected():
-        documents = Documents(path, confined=packages is not None)
+        documents = Documents(path, confined=federation.packages is not None)
         with documents.reading() as value:
             _FederationReader(documents, federation).read(value)
     federation.files = tuple(documents.files)
-    return federation
 
 
 def _only_names(name: str, schemas: Mapping[str, Mapping[str, Any]]) -> bool:
@@ -75,7 +70,7 @@ def _uncollected() -> Iterator[None]:
 class _FederationReader:
     """Reads a file into a federation that is empty so far."""
 
-    def __init__(self, documents: Documents, federation: Federation) -> None:
+    def __init__(self, documents: Documents, federation: FederatedSites) -> None:
         self._documents = documents
         self._federation = federation
         self._packages = federation.packages

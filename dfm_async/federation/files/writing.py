@@ -10,12 +10,11 @@ import msgspec
 
 from dfm_async.errors import FederationError, FileProblem
 from dfm_async.federation.bindings import Binding, Const, ExposedParameter, FromParam, FromProvider, FromSecrets
-from dfm_async.federation.federation import Federation
 from dfm_async.federation.files.operations import declared
 from dfm_async.federation.files.reading import FORMAT, VERSION
 from dfm_async.federation.files.schemas import INPUTS
 from dfm_async.federation.operation import Adapter, CodeKind, Operation
-from dfm_async.federation.site import Site
+from dfm_async.federation.site import FederatedSites, Site
 from dfm_async.model.call_limits import bytes_text
 from dfm_async.model.policies import Cost, RetryPolicy
 from dfm_async.model.pool_size import IDLE_AFTER
@@ -24,7 +23,7 @@ from dfm_async.model.resources import CacheConfig, ClassPath, VaultConfig
 _THREADS: Final = 8
 
 
-def write_federation(federation: Federation) -> str:
+def write_federation(federation: FederatedSites) -> str:
     """Return the text of the file. A FederationError lists everything that cannot be written to one."""
     writer = _FederationWriter(federation)
     data = writer.data()
@@ -45,7 +44,7 @@ def _dumped(data: dict[str, Any]) -> str:
 
 
 class _FederationWriter:
-    def __init__(self, federation: Federation) -> None:
+    def __init__(self, federation: FederatedSites) -> None:
         self._federation = federation
         self._schemas: dict[str, Any] = dict(federation.models.declared)
         self.problems: list[FileProblem] = []

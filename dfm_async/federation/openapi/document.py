@@ -22,9 +22,8 @@ from dfm_async.model.http import HttpOptions, RequestPlan
 from dfm_async.model.resources import ClassPath
 
 if TYPE_CHECKING:
-    from dfm_async.federation.federation import Federation
     from dfm_async.federation.operation import Operation
-    from dfm_async.federation.site import Site
+    from dfm_async.federation.site import FederatedSites, Site
 
 _METHODS: Final = ("get", "put", "post", "delete", "options", "head", "patch", "trace")
 _VERSIONS: Final = ("3.0", "3.1")
@@ -203,7 +202,7 @@ _ADAPTER: Final = "dfm_async.site.http.HttpCall"
 
 
 def add_document(
-    federation: Federation,
+    federation: FederatedSites,
     document: str | os.PathLike[str] | Mapping[str, Any],
     *,
     site: Site,
@@ -240,7 +239,7 @@ def add_document(
 
 
 def _offer(
-    federation: Federation,
+    federation: FederatedSites,
     site: Site,
     found: _FoundOperation,
     provider: str | None,
