@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from dfm_async import Federation, Program, Site
+from dfm_async import Federation, Operation, Program, Site
 from dfm_async.errors import FederationError
 from dfm_async.model.call_limits import CallLimits, SiteCapacity
 
@@ -31,6 +31,12 @@ OPENAPI = {
 @pytest.fixture
 def site() -> Site:
     return Federation("limits").site("lab", workers=4, gpus=2, memory="64GiB")
+
+
+def openapi_at(site: Site, **options: Any) -> tuple[Operation[..., Any], ...]:
+    federation = site.federation
+    assert isinstance(federation, Federation)
+    return federation.add_openapi(OPENAPI, site=site, **options)
 
 
 def act(customer: str, x: int = 1) -> int:
@@ -67,14 +73,14 @@ def test_every_way_to_declare_an_operation_takes_limits(site: Site) -> None:
     for name in ("act", "Class", "program"):
         assert site.adapters[name, None].limits == expected
     assert other.adapters["act", None].limits == site.adapters["act", "p"].limits == expected
-    (pet,) = site.federation.add_openapi(OPENAPI, site=site, rate="10/s", key="id")
+    (pet,) = openapi_at(site, rate="10/s", key="id")
     assert site.adapters[pet.name, None].limits == CallLimits(rate="10/s", key="id")
 
 
 def test_limits_of_a_service_are_checked_before_anything_is_added(site: Site) -> None:
     for options, problem in (({"rate": "10/s", "key": "name"}, "no parameter 'name'"), ({"rate": "often"}, "'10/s'")):
         with pytest.raises(ValueError, match=problem):
-            site.federation.add_openapi(OPENAPI, site=site, **options)  # type: ignore[arg-type]
+            openapi_at(site, **options)
         assert not site.federation.operations
 
 
