@@ -480,19 +480,19 @@ class Coordinator:
     ) -> None:
         names, head = self._names[at], batches[0] if batches else FrameBatch(0, [], False)
         start = msg.StartJob(
-            self.record.number,
-            at,
-            self.spec,
-            self.plan.hash,
-            tuple([assignment.address for assignment in self._assignments]),
-            head.first,
-            len(head.rows),
-            self._payload(head.rows, names),
-            head.last,
-            traced,
-            self._origin(),
-            self._recorded or incarnation > 0,
-            incarnation,
+            job=self.record.number,
+            at=at,
+            spec=self.spec,
+            plan=self.plan.hash,
+            routes=tuple([assignment.address for assignment in self._assignments]),
+            first=head.first,
+            count=len(head.rows),
+            payload=self._payload(head.rows, names),
+            last=head.last,
+            trace=traced,
+            origin=self._origin(),
+            recorded=self._recorded or incarnation > 0,
+            incarnation=incarnation,
         )
         self._send(at, start)
         for batch in batches[1:]:

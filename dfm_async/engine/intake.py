@@ -107,7 +107,7 @@ class Intake:
         """Add how far calls are. While the log is full the last report of each waits."""
         site, log = self._record.plan.sites_at[message.at], self._record.log
         for node, frame, done, total, note in message.reports:
-            progress = Progress(log.end, frame, site, node, done, total, note)
+            progress = Progress(offset=log.end, frame=frame, site=site, node=node, done=done, total=total, note=note)
             if not log.full:
                 self._record.add(progress)
                 continue

@@ -130,7 +130,7 @@ class Disconnect(msgspec.Struct, frozen=True, gc=False):
     """End the connection at once: the other end does not react."""
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, kw_only=True)
 class _Request:
     """A message that the other end must answer."""
 
@@ -317,13 +317,13 @@ class Endpoint:
             resends = math.inf if self._common.max_resends is None else self._common.max_resends
         now = self.clock()
         request = self._requests[key] = _Request(
-            message,
-            limit,
-            what,
-            self._uploads.get(key),
-            resends,
-            now,
-            now + self._common.resend_interval if resends else math.inf,
+            message=message,
+            limit=limit,
+            what=what,
+            upload=self._uploads.get(key),
+            resends=resends,
+            started=now,
+            resend_at=now + self._common.resend_interval if resends else math.inf,
         )
         if limit is not None:  # the other end may be busy with decoding it; the limit says for how long
             self._liveness.payload_begins()

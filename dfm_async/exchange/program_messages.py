@@ -48,7 +48,7 @@ class Beat(_ProgramMessage, frozen=True, tag=4):
     """A heartbeat, if there is nothing else to send."""
 
 
-class TaskOffer(_ProgramMessage, frozen=True, tag=5):
+class TaskOffer(_ProgramMessage, frozen=True, kw_only=True, tag=5):
     """A task. Its large parts are pulled by the program."""
 
     task: str
@@ -90,7 +90,7 @@ class ResultAnswer(_ProgramMessage, frozen=True, tag=8):
     reason: str = ""
 
 
-class TransferReport(_ProgramMessage, frozen=True, tag=9):
+class TransferReport(_ProgramMessage, frozen=True, kw_only=True, tag=9):
     """How far a receiver is with a transfer, and how far the sender may go on."""
 
     tx: str

@@ -122,7 +122,15 @@ class SiteMachine(Endpoint):
             self.upload(task.id, encoded.parts, (_PROGRAM,))
         self.request(
             task.id,
-            msg.TaskOffer(task.id, task.name, encoded.data, parts, task.round, task.total_rounds, list(receivers)),
+            msg.TaskOffer(
+                task=task.id,
+                name=task.name,
+                data=encoded.data,
+                parts=parts,
+                round=task.round,
+                total_rounds=task.total_rounds,
+                receivers=list(receivers),
+            ),
             self._options.peer_read_timeout,
             f"the program did not accept task {task}: that",
         )

@@ -275,14 +275,18 @@ class Download:
         self._requested = False
         self._open: dict[int, _DownloadPart] = {}
         if len({number for number, _ in parts}) < len(parts):
-            send(TransferReport(tx, parts[0][0], receiver, 0, 0, "failed"))
+            send(
+                TransferReport(tx=tx, transfer=parts[0][0], receiver=receiver, sequence=0, bytes_done=0, state="failed")
+            )
             raise TransferFailed("all", receiver, "several parts have the same number")
         for number, size in parts:
             try:
                 self._open[number] = _DownloadPart(number, size, sink(number, size), retries, retries)
             except (OSError, MemoryError, OverflowError, ValueError) as error:
                 self.fail("there is no room for another part", "aborted")
-                send(TransferReport(tx, number, receiver, 0, 0, "failed"))
+                send(
+                    TransferReport(tx=tx, transfer=number, receiver=receiver, sequence=0, bytes_done=0, state="failed")
+                )
                 raise TransferFailed(str(number), receiver, f"no room for {size:,} bytes: {error}") from error
 
     @property
@@ -407,4 +411,15 @@ class Download:
     def _report(self, part: _DownloadPart, state: str = "active", *, restart: bool = False) -> None:
         part.reported = part.done
         sequence, limit = next(part.sequence), part.done + WINDOW
-        self._send(TransferReport(self.tx, part.number, self.receiver, sequence, part.done, state, limit, restart))
+        self._send(
+            TransferReport(
+                tx=self.tx,
+                transfer=part.number,
+                receiver=self.receiver,
+                sequence=sequence,
+                bytes_done=part.done,
+                state=state,
+                limit=limit,
+                restart=restart,
+            )
+        )

@@ -86,7 +86,7 @@ class StatusChanged(msgspec.Struct, frozen=True, gc=False):
     reason: str | None = None
 
 
-class Progress(msgspec.Struct, frozen=True):
+class Progress(msgspec.Struct, frozen=True, kw_only=True):
     """An operation has reported its progress.
 
     Reports of one call that are faster than the transmission are coalesced: the latest one is sent.
@@ -133,7 +133,7 @@ class Metrics(msgspec.Struct, frozen=True, tag="metrics"):
     step: int | None = None
 
 
-class FailureHandled(msgspec.Struct, frozen=True, tag="handled"):
+class FailureHandled(msgspec.Struct, frozen=True, kw_only=True, tag="handled"):
     """A failure that the pipeline handles, and that is therefore not an error of the job.
 
     Attributes:

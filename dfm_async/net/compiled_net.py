@@ -168,7 +168,7 @@ def compile_formula(formula: spec.Formula, literals: Sequence[Any]) -> Evaluate:
             return lambda values: not inner(values)
 
 
-class TransitionCode(msgspec.Struct, eq=False):
+class TransitionCode(msgspec.Struct, eq=False, kw_only=True):
     """A transition with its inputs resolved to slots. ``inputs``: the number of scopes up, and the slot."""
 
     index: int
@@ -187,7 +187,7 @@ class TransitionCode(msgspec.Struct, eq=False):
         return {name: formula(values) for name, formula in self.formulas.items()}
 
 
-class PlaceCode(msgspec.Struct, eq=False):
+class PlaceCode(msgspec.Struct, eq=False, kw_only=True):
     """A place as this location sees it: its slot, and its readers here and elsewhere."""
 
     index: int
@@ -213,7 +213,7 @@ class PlaceCode(msgspec.Struct, eq=False):
         return None if self.repeated else self.uses + len(self.routes)
 
 
-class ScopeCode(msgspec.Struct, eq=False):
+class ScopeCode(msgspec.Struct, eq=False, kw_only=True):
     """A scope as this location sees it."""
 
     parent: ScopeCode | None
@@ -244,7 +244,7 @@ class CompiledNet:
             parent = None if scope.parent is None else self.scopes[scope.parent]
             loop = None if scope.loop is None else self.loops[scope.loop]
             path = () if parent is None or loop is None else (*parent.path, loop)
-            self.scopes[scope.index] = ScopeCode(parent, loop, path)
+            self.scopes[scope.index] = ScopeCode(parent=parent, loop=loop, path=path)
             if parent is not None and loop is not None:
                 parent.members.append(loop)
                 parent.read_by[loop.index] = {}
@@ -252,7 +252,9 @@ class CompiledNet:
         self.places: dict[int, PlaceCode] = {}
         for place in net.places:
             home = self.scopes.get(place.scope)
-            self.places[place.index] = PlaceCode(place.index, place.label, place.routes, home, place.handled)
+            self.places[place.index] = PlaceCode(
+                index=place.index, label=place.label, routes=place.routes, scope=home, handled=place.handled
+            )
         self.driven: dict[int, ScopeCode] = {}
         """For each loop that is driven here, the scope it is in."""
         for transition in net.transitions:
@@ -279,7 +281,13 @@ class CompiledNet:
         outputs = tuple(spec.outputs_of(found.action))
         strict = tuple(i for i, given in enumerate(found.inputs) if given.role != "after")
         code = TransitionCode(
-            len(scope.transitions), found.label, found.action, formulas, outputs, strict, found.handled
+            index=len(scope.transitions),
+            label=found.label,
+            action=found.action,
+            formulas=formulas,
+            outputs=outputs,
+            strict=strict,
+            handled=found.handled,
         )
         if isinstance(found.action, (spec.Call, spec.Await)) and found.action.fallback is not None:
             code.fallback = compile_formula(found.action.fallback, self.net.literals)

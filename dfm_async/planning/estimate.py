@@ -13,7 +13,7 @@ from dfm_async.planning.profile import Costs
 from dfm_async.planning.work_graph import LARGEST, Option, WorkGraph
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, kw_only=True)
 class Estimate:
     """The times and sizes of a placement. Lists are indexed by the number of the work.
 
@@ -79,7 +79,7 @@ def estimate(graph: WorkGraph, options: list[int]) -> Estimate:
             way = later + sending(graph, at[works[source].choice], here, edge.share * sizes[source], edge.times)
             if way > tails[source]:
                 tails[source] = way
-    return Estimate(options, total, ready, ends, given, sizes, tails)
+    return Estimate(options=options, total=total, ready=ready, ends=ends, given=given, sizes=sizes, tails=tails)
 
 
 def changed(graph: WorkGraph, base: Estimate, choice: int, option: int) -> float | None:

@@ -30,7 +30,7 @@ class _Place:
     readers: dict[int, None] = field(default_factory=dict)
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, kw_only=True)
 class _Loop:
     index: int
     label: str
@@ -231,7 +231,16 @@ class _NetBuilder(st.StatementVisitor[_At, None]):
         scope = self.found.scope_of_loop(statement_id)
         element = self._place(scope, f"{spot.label} element", control, None)
         enter = self._place(scope, f"{spot.label} enter", control, None)
-        loop = self.loops[statement_id] = _Loop(scope - 1, spot.label, scope, control, limit, element, enter, gate)
+        loop = self.loops[statement_id] = _Loop(
+            index=scope - 1,
+            label=spot.label,
+            scope=scope,
+            control=control,
+            limit=limit,
+            element=element,
+            enter=enter,
+            gate=gate,
+        )
         return loop
 
     def visit_for_each(self, statement: st.ForEachStatement, context: _At) -> None:

@@ -19,7 +19,7 @@ _MAX_DEPTH = 100
 _LARGEST = 2**63  # a whole number beyond it cannot be encoded
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, kw_only=True)
 class Spot:
     """The position of a statement."""
 
@@ -116,7 +116,15 @@ def _locate(body: tuple[st.Statement, ...], path: tuple[Block, ...], scope: int,
     for statement in body:
         expressions = tuple(statement.expressions())
         refs = tuple((name, ref, inside) for name, part, inside in expressions for ref in ex.references(part))
-        spot = Spot(statement, statement.label, len(found.spots), path, scope, expressions, refs)
+        spot = Spot(
+            statement=statement,
+            label=statement.label,
+            position=len(found.spots),
+            path=path,
+            scope=scope,
+            expressions=expressions,
+            references=refs,
+        )
         if statement.id in found.spots:
             found.report(spot, f"the id {statement.id} is used twice")
             continue

@@ -81,7 +81,16 @@ class _GuestScope(JobScope):
 
     def _request(self, request: int, target: str, place: str, key: str, payload: bytes) -> None:
         reply_to = self.resources.address
-        relay = msg.RelayToPlace(self.number, self.at, request, target, place, key, payload, reply_to)
+        relay = msg.RelayToPlace(
+            job=self.number,
+            at=self.at,
+            request=request,
+            target=target,
+            place=place,
+            key=key,
+            payload=payload,
+            reply_to=reply_to,
+        )
         self.resources.send(self.home, relay)
 
 
@@ -224,7 +233,7 @@ class _GuestCall:
             self._raised(error, unsendable=True)
         else:
             self._scope.resources.call_completed()
-            self._end(msg.CallReturned(*self._head(), payload, iterated))
+            self._end(msg.CallReturned(**self._head(), payload=payload, iterated=iterated))
 
     def _raised(self, error: BaseException, *, unsendable: bool = False) -> None:
         message = self._message
@@ -239,14 +248,28 @@ class _GuestCall:
             cause_of(error),
         )
         again = message.retry is not None and message.retry.allows(error, message.attempt)
-        self._end(msg.CallRaised(*self._head(), described, again, unsendable, retry_after(error)))
+        self._end(
+            msg.CallRaised(
+                **self._head(), error=described, again=again, unsendable=unsendable, retry_after=retry_after(error)
+            )
+        )
 
-    def _head(self) -> tuple[int, int, int, float, float, float, int, bytes, str]:
+    def _head(self) -> dict[str, Any]:
         message, seen = self._message, self.seen
         made = [] if self._recorder is None else self._recorder.take()
         spans = encode_made(made) if made else b""
         stacks = "" if seen.trace is None or seen.trace.stacks is None else seen.trace.stacks.text()
-        return message.job, message.at, message.number, seen.start, seen.wall, seen.used, os.getpid(), spans, stacks
+        return {
+            "job": message.job,
+            "at": message.at,
+            "number": message.number,
+            "start": seen.start,
+            "wall": seen.wall,
+            "used": seen.used,
+            "pid": os.getpid(),
+            "spans": spans,
+            "stacks": stacks,
+        }
 
     def _end(self, answer: msg.CallReturned | msg.CallRaised) -> None:
         self._answered = True

@@ -49,7 +49,17 @@ def cause_of(error: BaseException) -> bytes:
 def broken_record(site: str, error: BaseException) -> ErrorRecord:
     """Describe an error that no operation has raised."""
     text, message = plain_text("".join(traceback.format_exception(error))), plain_text(str(error))
-    return ErrorRecord(f"broken:{id(error)}", site, "job", "job", (), 1, type(error).__qualname__, message, text)
+    return ErrorRecord(
+        id=f"broken:{id(error)}",
+        site=site,
+        operation="job",
+        node="job",
+        frame=(),
+        attempt=1,
+        type_name=type(error).__qualname__,
+        message=message,
+        traceback=text,
+    )
 
 
 _cancelled: Final[weakref.WeakSet[asyncio.Task[Any]]] = weakref.WeakSet()

@@ -88,7 +88,17 @@ class Permits:
         number = next(self._numbers)
         key = "" if limits.key is None else _key(callee, limits.key, args)
         outcome = self._waiting[number] = Outcome()
-        self._send(msg.PermitWanted(number, job_id, priority, callee.name, key, limits, elsewhere))
+        self._send(
+            msg.PermitWanted(
+                number=number,
+                job_id=job_id,
+                priority=priority,
+                operation=callee.name,
+                key=key,
+                limits=limits,
+                elsewhere=elsewhere,
+            )
+        )
         try:
             granted = await outcome
         except BaseException:

@@ -287,7 +287,11 @@ class JobScope:
             del self._requests[request]
 
     def _request(self, request: int, target: str, place: str, key: str, payload: bytes) -> None:
-        self.resources.report(msg.SendToPlace(self.number, self.at, request, target, place, key, payload))
+        self.resources.report(
+            msg.SendToPlace(
+                job=self.number, at=self.at, request=request, target=target, place=place, key=key, payload=payload
+            )
+        )
 
     def place_taken(self, message: msg.PlaceTaken) -> None:
         """Handle the answer of the application to a value for another job."""

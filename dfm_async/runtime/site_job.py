@@ -191,7 +191,13 @@ class SiteJob(StreamingJob):
             self.outbox.report_error(error)
             return
         found = FailureHandled(
-            0, error.frame, error.site, error.node, error.type_name, error.message, max(1, error.attempt)
+            offset=0,
+            frame=error.frame,
+            site=error.site,
+            node=error.node,
+            type_name=error.type_name,
+            message=error.message,
+            attempt=max(1, error.attempt),
         )
         self.outbox.add_event(found)
 

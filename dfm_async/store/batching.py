@@ -31,7 +31,7 @@ class JobBeforeCommit(NamedTuple):
     frames: int
 
 
-class JobWrites(msgspec.Struct):
+class JobWrites(msgspec.Struct, kw_only=True):
     """What is queued for one job."""
 
     size: int = 0

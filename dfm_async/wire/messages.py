@@ -51,7 +51,7 @@ class SendNet(_SiteMessage, frozen=True, tag=1):
     net: bytes
 
 
-class StartJob(_JobMessage, frozen=True, tag=2):
+class StartJob(_JobMessage, frozen=True, kw_only=True, tag=2):
     """A job begins, with its first parameter sets as in :class:`OpenFrames`. ``routes``: each location's address.
 
     ``trace``: the trace that it belongs to, the id of the location's span, and which run of the job this is; None if
@@ -325,7 +325,7 @@ class ProgressMade(_JobMessage, frozen=True, tag=29):
     reports: list[tuple[str, Frame, float, float | None, str]]
 
 
-class SendToPlace(_JobMessage, frozen=True, tag=30):
+class SendToPlace(_JobMessage, frozen=True, kw_only=True, tag=30):
     """A token for a parameter of another job; answered by :class:`PlaceTaken`.
 
     Tokens with the same key make one parameter set.
@@ -391,7 +391,7 @@ class SpansMade(_JobMessage, frozen=True, tag=40):
 # Between workers of one site, about calls that run in another process than their net.
 
 
-class RunCall(_JobMessage, frozen=True, tag=50):
+class RunCall(_JobMessage, frozen=True, kw_only=True, tag=50):
     """Run an attempt of a call for the worker at ``home``, which knows it by its number.
 
     ``trace``: the trace, the id of the call's span, and whether the call is sampled; None if the job is not traced.
@@ -421,7 +421,7 @@ class CallStarted(_JobMessage, frozen=True, tag=51):
     number: int
 
 
-class CallReturned(_JobMessage, frozen=True, tag=52):
+class CallReturned(_JobMessage, frozen=True, kw_only=True, tag=52):
     """A call has returned a value, or the elements of an iterator.
 
     ``start``: when it began, in seconds since 1970. ``wall``, ``used``: how many seconds it took, and used a processor.
@@ -439,7 +439,7 @@ class CallReturned(_JobMessage, frozen=True, tag=52):
     iterated: bool
 
 
-class CallRaised(_JobMessage, frozen=True, tag=53):
+class CallRaised(_JobMessage, frozen=True, kw_only=True, tag=53):
     """A call has raised an error; ``again``: its policy allows another attempt. The rest as in CallReturned.
 
     ``unsendable``: it has returned a value that cannot be sent. ``retry_after``: how many seconds its error asks to
@@ -470,7 +470,7 @@ class StopCalls(_JobMessage, frozen=True, tag=55):
     """A job was cancelled: its calls should end, and those that wait are not run."""
 
 
-class RelayToPlace(_JobMessage, frozen=True, tag=56):
+class RelayToPlace(_JobMessage, frozen=True, kw_only=True, tag=56):
     """A value of a call for another job; answered by :class:`PlaceTaken`, which is sent to ``reply_to``."""
 
     request: int
@@ -576,7 +576,7 @@ class SuspendDeadlines(_SiteMessage, frozen=True, tag=68):
 # Between a worker and the process that started it, about the limits of the site.
 
 
-class PermitWanted(_SiteMessage, frozen=True, tag=70):
+class PermitWanted(_SiteMessage, frozen=True, kw_only=True, tag=70):
     """A call of an operation with limits wants to start; answered by :class:`PermitGranted`.
 
     ``key``: the value of the parameter that is limited per value. ``elsewhere``: whether it can run in another worker.

@@ -55,7 +55,7 @@ class LogRecord(msgspec.Struct, frozen=True, kw_only=True, tag="log", omit_defau
     operation: str | None = None
 
 
-class Heartbeat(msgspec.Struct, frozen=True, tag="heartbeat", omit_defaults=True):
+class Heartbeat(msgspec.Struct, frozen=True, kw_only=True, tag="heartbeat", omit_defaults=True):
     """A heartbeat.
 
     Attributes:

@@ -129,7 +129,21 @@ class HeartbeatThread:
     def _report(self, lag: float, alive: float, *, idle: bool = False) -> None:
         bound = None if idle or self._core_use is None else self._core_use.sample()
         overdue = self._overdue(time.monotonic()) if self._blocked >= _BLOCKED else 0.0
-        self._send(Heartbeat(lag, alive, idle, time.monotonic(), *self._counts(), bound, max(0.0, overdue)))
+        tokens, token_bytes, running, waiting = self._counts()
+        self._send(
+            Heartbeat(
+                lag=lag,
+                alive=alive,
+                idle=idle,
+                sent=time.monotonic(),
+                tokens=tokens,
+                token_bytes=token_bytes,
+                running=running,
+                waiting=waiting,
+                bound=bound,
+                overdue=max(0.0, overdue),
+            )
+        )
 
 
 class Watch:

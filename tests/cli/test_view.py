@@ -63,7 +63,9 @@ def test_the_picture_adds_up_what_each_site_does() -> None:
     view = LiveView(terminal(stderr=True), 4)
     view.take(StatusChanged(0, JobStatus.RUNNING))
     view.take(Result(1, "place", 1, (0,), "lab", "square#0"))
-    view.take(Progress(2, (1,), "lab", "square#0", 3.0, 10.0, "[bold]half\x1b[2J"))
+    view.take(
+        Progress(offset=2, frame=(1,), site="lab", node="square#0", done=3.0, total=10.0, note="[bold]half\x1b[2J")
+    )
     view.take_activity(
         Activity((NodeActivity("square#0", "lab", 7, 3, 1), NodeActivity("cube#1", "lab", 2, 2, 0)), (), 0)
     )

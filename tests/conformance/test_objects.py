@@ -384,7 +384,19 @@ async def test_a_site_that_is_shut_down_closes_the_objects_of_jobs_that_run(tmp_
         runtime.add_program(plan.hash, at, plan.nets[at])
         routes = tuple("" for _ in plan.locations)
         payload = codec.dumps([codec.pack([str(tmp_path)])])
-        runtime.receive(msg.StartJob(1, at, JobSpec(job_id=JobId("job")), plan.hash, routes, 0, 1, payload, True))
+        runtime.receive(
+            msg.StartJob(
+                job=1,
+                at=at,
+                spec=JobSpec(job_id=JobId("job")),
+                plan=plan.hash,
+                routes=routes,
+                first=0,
+                count=1,
+                payload=payload,
+                last=True,
+            )
+        )
         assert isinstance(await reported.get(), msg.ObjectsBuilt)
         assert isinstance(await reported.get(), msg.EventsMade)
     assert notes(tmp_path) == ["opened", "returned", "closed"]

@@ -28,7 +28,7 @@ def with_agent(*arguments: Any, **rest: Any) -> Decorator:
 def offer(number: int = 1, value: Any = None, **rest: Any) -> msg.TaskOffer:
     """A task without large parts, as a site sends it."""
     fields = {"name": "train", "data": PlainCodec().encode(value).data, "parts": [], "receivers": ["site"]}
-    return msg.TaskOffer(f"t{number}", **{**fields, **rest})
+    return msg.TaskOffer(task=f"t{number}", **{**fields, **rest})
 
 
 @contextlib.asynccontextmanager
@@ -74,7 +74,9 @@ def report(found: msg.ResultOffer, part: int = 0, state: str = "completed", **re
     number, size = found.parts[part]
     done = size if state == "completed" else 0
     return msg.TransferReport(
-        found.result, number, **{"receiver": "site", "sequence": 1, "bytes_done": done, "state": state, **rest}
+        tx=found.result,
+        transfer=number,
+        **{"receiver": "site", "sequence": 1, "bytes_done": done, "state": state, **rest},
     )
 
 

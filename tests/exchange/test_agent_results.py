@@ -209,7 +209,11 @@ async def test_a_large_result_is_served_in_chunks_to_every_receiver(agent: Flare
     answering, found = await submitted(agent, hand, receivers=["a", "b"])
     number, size = found.parts[0]
     for receiver in ("a", "b"):
-        hand.say(msg.TransferReport(found.result, number, receiver, 0, 0, limit=size))
+        hand.say(
+            msg.TransferReport(
+                tx=found.result, transfer=number, receiver=receiver, sequence=0, bytes_done=0, limit=size
+            )
+        )
     await idle()
     assert hand.bytes == {(number, receiver): LARGE.tobytes() for receiver in ("a", "b")}
     hand.say(report(found, receiver="a"))

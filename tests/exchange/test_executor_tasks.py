@@ -385,7 +385,7 @@ async def test_messages_of_other_tasks_change_nothing(executor: LauncherExecutor
         msg.ResultOffer("another", "r0", "OK", NOTHING, []),
         msg.Settled("another", "finished"),
         msg.Hello(1, "x", "y", 1),
-        msg.TaskOffer("t", "any", NOTHING, []),
+        msg.TaskOffer(task="t", name="any", data=NOTHING, parts=[]),
     )
     refused = await hand.next(msg.ResultAnswer)
     assert (refused.result, refused.accepted, refused.reason) == (
@@ -424,7 +424,16 @@ async def test_the_time_to_accept_is_longer_while_the_payload_makes_progress() -
         number, size = task.parts[0]
         for sequence in range(5):
             await asyncio.sleep(9)
-            hand.say(msg.TransferReport(task.task, number, "program", sequence, sequence * 1000, limit=size))
+            hand.say(
+                msg.TransferReport(
+                    tx=task.task,
+                    transfer=number,
+                    receiver="program",
+                    sequence=sequence,
+                    bytes_done=sequence * 1000,
+                    limit=size,
+                )
+            )
         await asyncio.sleep(9)
         assert not executing.done()
         with pytest.raises(TimeoutError, match="took longer than 10 s"):

@@ -335,7 +335,7 @@ def behind_the_welcome(*messages: Message) -> Callable[[HandshakeTransport, Any,
 
 async def test_a_task_right_behind_the_welcome_is_not_lost(doors: Doors, monkeypatch: pytest.MonkeyPatch) -> None:
     """A site that waits for its program sends the task at once; both may be read in one piece."""
-    offer = TaskOffer("t1", "train", b"\xc0", [])
+    offer = TaskOffer(task="t1", name="train", data=b"\xc0", parts=[])
     monkeypatch.setattr(HandshakeTransport, "admit", behind_the_welcome(offer, EndOfTasks("no more")))
     async with FlareAgent(doors.invite()) as agent:
         task = await agent.get_task(0)

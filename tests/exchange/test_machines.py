@@ -76,7 +76,7 @@ def site(*, traits: PipeTraits | None = None, **options: Any) -> Rig:
 
 
 def offer(task: str = "t1") -> msg.TaskOffer:
-    return msg.TaskOffer(task, "train", b"", [], receivers=["site"])
+    return msg.TaskOffer(task=task, name="train", data=b"", parts=[], receivers=["site"])
 
 
 @pytest.mark.parametrize("reliable", [True, False])
@@ -120,8 +120,8 @@ MESSAGES = st.sampled_from(
         msg.ResultOffer("t1", "r1", "OK", b"", []),
         msg.ResultOffer("t1", "r2", "OK", b"", [(1, 10)]),
         msg.ResultOffer("t0", "r0", "OK", b"", []),
-        msg.TransferReport("t1", 1, "program", 0, 0, limit=1000),
-        msg.TransferReport("t1", 1, "program", 1, 600_000, "completed"),
+        msg.TransferReport(tx="t1", transfer=1, receiver="program", sequence=0, bytes_done=0, limit=1000),
+        msg.TransferReport(tx="t1", transfer=1, receiver="program", sequence=1, bytes_done=600_000, state="completed"),
         msg.Withdrawn("r2"),
         msg.ProgramMetrics(1, b""),
         msg.EndOfTasks("end"),
@@ -215,7 +215,11 @@ def test_an_agent_answers_each_task_once_in_any_order(events: list[Any], large: 
         elif event in ("settle", "fail") and answering is not None:
             rig.receive(msg.Settled(answering.result, "finished" if event == "settle" else "failed"))
         elif event == "pull" and answering is not None:
-            rig.receive(msg.TransferReport(answering.result, 1, "site", 1, 600_000, "completed"))
+            rig.receive(
+                msg.TransferReport(
+                    tx=answering.result, transfer=1, receiver="site", sequence=1, bytes_done=600_000, state="completed"
+                )
+            )
         elif event == "cancel" and answering is not None:
             machine.end_answer()
             answering = None

@@ -431,7 +431,7 @@ async def test_the_bytes_of_a_chunk_go_straight_to_their_room() -> None:
 
 async def test_the_buffer_grows_for_a_large_message_and_shrinks_again() -> None:
     async with raw() as (near, pipe, taker):
-        large = TaskOffer("t", "train", bytes(range(256)) * 20_000, [])
+        large = TaskOffer(task="t", name="train", data=bytes(range(256)) * 20_000, parts=[])
         await write(near, frame(Beat()) + frame(large) + frame(EndOfTasks()))
         assert await taker.until(3) == [Beat(), large, EndOfTasks()]
         assert len(pipe._in) == socket_module._BUFFER

@@ -118,7 +118,7 @@ def test_never_more_than_the_window_is_sent_ahead_of_what_has_arrived() -> None:
 def test_chunks_are_sent_once_and_the_last_has_the_rest() -> None:
     rig = Rig(content(2 * SMALL + 3))
     for limit in (8, 16, 100):
-        rig.report(TransferReport("tx", 1, "site", limit, 0, limit=limit))
+        rig.report(TransferReport(tx="tx", transfer=1, receiver="site", sequence=limit, bytes_done=0, limit=limit))
     assert [(chunk.offset, len(data)) for chunk, data in rig.take()] == [(0, SMALL), (SMALL, SMALL), (2 * SMALL, 3)]
 
 
@@ -133,9 +133,26 @@ def test_parts_and_receivers_are_served_in_turn() -> None:
 @pytest.mark.parametrize(
     "report",
     [
-        pytest.param(TransferReport("tx", 2, "site", 1, 0, limit=100), id="unknown part"),
-        pytest.param(TransferReport("tx", 1, "somebody", 1, 0, limit=100), id="unknown receiver"),
-        *(TransferReport("tx", 1, "site", 0, done, "active", 1 << 62, True) for done in (-1, -1000, 101, 1 << 62)),
+        pytest.param(
+            TransferReport(tx="tx", transfer=2, receiver="site", sequence=1, bytes_done=0, limit=100), id="unknown part"
+        ),
+        pytest.param(
+            TransferReport(tx="tx", transfer=1, receiver="somebody", sequence=1, bytes_done=0, limit=100),
+            id="unknown receiver",
+        ),
+        *(
+            TransferReport(
+                tx="tx",
+                transfer=1,
+                receiver="site",
+                sequence=0,
+                bytes_done=done,
+                state="active",
+                limit=1 << 62,
+                restart=True,
+            )
+            for done in (-1, -1000, 101, 1 << 62)
+        ),
     ],
 )
 def test_a_report_that_cannot_be_right_is_ignored(report: TransferReport) -> None:
@@ -146,16 +163,22 @@ def test_a_report_that_cannot_be_right_is_ignored(report: TransferReport) -> Non
 
 def test_a_receiver_that_requests_more_than_a_window_gets_a_window() -> None:
     rig = Rig(content(10 * AHEAD))
-    rig.report(TransferReport("tx", 1, "site", 0, 0, "active", 1 << 62))
+    rig.report(
+        TransferReport(tx="tx", transfer=1, receiver="site", sequence=0, bytes_done=0, state="active", limit=1 << 62)
+    )
     assert sum(len(data) for _, data in rig.take()) == AHEAD
 
 
 def test_an_old_report_sends_nothing_again() -> None:
     rig = Rig(content(100))
-    rig.report(TransferReport("tx", 1, "site", 5, 8, limit=16))
+    rig.report(TransferReport(tx="tx", transfer=1, receiver="site", sequence=5, bytes_done=8, limit=16))
     rig.take()
     for sequence, done in ((5, 8), (4, 0)):
-        rig.report(TransferReport("tx", 1, "site", sequence, done, limit=100, restart=True))
+        rig.report(
+            TransferReport(
+                tx="tx", transfer=1, receiver="site", sequence=sequence, bytes_done=done, limit=100, restart=True
+            )
+        )
     assert rig.take() == []
 
 
@@ -178,12 +201,14 @@ def test_what_is_freed_is_neither_sent_nor_held() -> None:
     data = bytearray(content(100))
     tracker = ProgressTracker(idle_timeout=IDLE, clock=lambda: 0.0)
     upload = OutgoingTransfer("tx", {1: memoryview(data)}, ("site",), tracker)
-    upload.report(TransferReport("tx", 1, "site", 0, 0, limit=100), 0.0)
+    upload.report(TransferReport(tx="tx", transfer=1, receiver="site", sequence=0, bytes_done=0, limit=100), 0.0)
     assert upload.next_chunk() is not None
     assert upload.free(), "the receiver does not have everything"
     assert not upload.free()
     assert upload.next_chunk() is None
-    upload.report(TransferReport("tx", 1, "site", 1, 0, limit=100, restart=True), 0.0)
+    upload.report(
+        TransferReport(tx="tx", transfer=1, receiver="site", sequence=1, bytes_done=0, limit=100, restart=True), 0.0
+    )
     assert upload.next_chunk() is None
     gc.collect()
     data.extend(b"more")  # raises if somebody holds the memory

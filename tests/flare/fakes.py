@@ -180,7 +180,7 @@ class Lab:
         self.path = folder / "audit.jsonl"
         self.audit = AuditLog(self.path, {"site": "lab"})
         user = HostJobUser("ann@lab.org", "lab", "lead", brings_code)
-        offered = installed or Installed({}, b"shipped", own_process=frozenset({"heavy"}))
+        offered = installed or Installed(operations={}, shipped=b"shipped", own_process=frozenset({"heavy"}))
         given = options or LocalOptions(start_method="spawn")
         self.agent = SiteAgent(
             SiteSettings(site="lab", allow_code=brings_code, **settings), user, offered, given, self.audit, authorizer
@@ -270,5 +270,15 @@ def request(job: int = 1, net: bytes | None = None, **changes: Any) -> fm.Assign
 
 def start(job: int = 1, **changes: Any) -> msg.StartJob:
     """What the hub sends when all have workers."""
-    given = msg.StartJob(job, 0, JobSpec(job_id=JobId(f"job-{job}")), "plan", ("\0evil", "/etc/x"), 0, 1, b"", True)
+    given = msg.StartJob(
+        job=job,
+        at=0,
+        spec=JobSpec(job_id=JobId(f"job-{job}")),
+        plan="plan",
+        routes=("\0evil", "/etc/x"),
+        first=0,
+        count=1,
+        payload=b"",
+        last=True,
+    )
     return msgspec.structs.replace(given, **changes)

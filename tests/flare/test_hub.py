@@ -127,13 +127,32 @@ async def app(hub: Hub) -> App:
 
 
 def hello(site: str, incarnation: str = "1") -> fm.SiteHello:
-    return fm.SiteHello(site, fm.PROTOCOL, "1", "host", {"first": "", "second": ""}, False, incarnation=incarnation)
+    return fm.SiteHello(
+        site=site,
+        protocol=fm.PROTOCOL,
+        version="1",
+        host="host",
+        operations={"first": "", "second": ""},
+        allow_code=False,
+        incarnation=incarnation,
+    )
 
 
 def submission(job_id: str, *, stopped: bool = True, count: int = 1, reruns: int = 0) -> fm.Submit:
     rows = codec.dumps([{"x": n} for n in range(count)])
     spec = JobSpec(job_id=JobId(job_id), reruns=reruns)
-    return fm.Submit(spec, plan.to_json(), nets, {}, rows, stopped, 0.0, None, "token", 1000)
+    return fm.Submit(
+        spec=spec,
+        plan=plan.to_json(),
+        nets=nets,
+        offers={},
+        rows=rows,
+        stopped=stopped,
+        elapsed=0.0,
+        trace=None,
+        token="token",
+        until=1000,
+    )
 
 
 async def launched(hub: Hub, sites: Sites, app: App, job_id: str, **given: Any) -> int:
@@ -258,7 +277,19 @@ async def test_only_the_homesite_forwards_messages_of_applications(
 
 
 def _another(session: str, lanes: int = 1) -> fm.Attach:
-    hello = fm.AppHello(fm.PROTOCOL, "1", "home", lanes, 1, 1, "block", 1.0, 1.0, 1.0, 1.0)
+    hello = fm.AppHello(
+        protocol=fm.PROTOCOL,
+        version="1",
+        homesite="home",
+        lanes=lanes,
+        slots=1,
+        queue_limit=1,
+        overflow="block",
+        linger=1.0,
+        start=1.0,
+        keep=1.0,
+        timeout=1.0,
+    )
     return fm.Attach(session, True, 0, hello)
 
 

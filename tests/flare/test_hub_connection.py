@@ -33,7 +33,18 @@ with Pipeline("weighing") as weighing:
 def welcome(*there: str, deployed: tuple[str, ...] = ("server", "archive", "lab"), **lost: float) -> fm.Welcome:
     sites = {name: fm.SiteInfo({}, False) for name in there}
     gone = dict.fromkeys(lost, "it was lost")
-    return fm.Welcome(fm.PROTOCOL, "1", "host_job", sites, list(deployed), gone, ("", ""), 1, BEGAN, lost)
+    return fm.Welcome(
+        protocol=fm.PROTOCOL,
+        version="1",
+        host_job="host_job",
+        sites=sites,
+        deployed=list(deployed),
+        gone=gone,
+        gateway=("", ""),
+        largest=1,
+        began=BEGAN,
+        since=lost,
+    )
 
 
 @pytest.mark.parametrize(

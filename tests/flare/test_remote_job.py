@@ -57,7 +57,9 @@ async def job(connection: Connection) -> RemoteJob:
 def results(first: int, count: int) -> fm.Events:
     heads = [Head(kind="result", frame=(0, first + n), point=0, at=B) for n in range(count)]
     values = codec.dumps(list(range(count)))
-    return fm.Events("job", first, heads, values, [], first + count, len(values))
+    return fm.Events(
+        job_id="job", first=first, heads=heads, values=values, errors=[], end=first + count, size=len(values)
+    )
 
 
 def fill(job: RemoteJob, connection: Connection) -> int:
@@ -89,7 +91,7 @@ async def test_the_last_events_of_a_job_come_although_nobody_reads(
     assert connection.granted() > sent + 1000
     job.take_events(results(sent, 2))
     last = Head(kind="status", status="aborted", text="enough")
-    job.take_events(fm.Events("job", sent + 2, [last], b"", [], sent + 3, 0))
+    job.take_events(fm.Events(job_id="job", first=sent + 2, heads=[last], values=b"", errors=[], end=sent + 3, size=0))
     assert job.record.completion_event.is_set()
     assert job.record.status is JobStatus.ABORTED
 
@@ -160,6 +162,6 @@ async def test_the_first_sets_go_with_the_job_and_the_others_follow(
 async def test_a_value_that_cannot_be_rebuilt_counts_as_an_error(job: RemoteJob) -> None:
     heads = [Head(kind="result", frame=(0, 0), point=0, at=B)]
     values = msgspec.msgpack.encode([msgspec.msgpack.Ext(99, b"")])
-    job.take_events(fm.Events("job", 0, heads, values, [], 1, len(values)))
+    job.take_events(fm.Events(job_id="job", first=0, heads=heads, values=values, errors=[], end=1, size=len(values)))
     assert job.record.error_count == 1
     assert isinstance(job.record.errors[0], DecodingError)

@@ -243,13 +243,35 @@ async def test_heads_of_tokens_count_too(tmp_path: Path) -> None:
 
 async def test_code_that_is_refused_is_recorded(tmp_path: Path) -> None:
     async with Lab(tmp_path) as lab:
-        lab.receive(fm.Offer(hashlib.sha256(b"code").hexdigest(), "lab", b"code", 1, 1, 1, fm.PYTHON))
+        lab.receive(
+            fm.Offer(
+                key=hashlib.sha256(b"code").hexdigest(),
+                site="lab",
+                shipped=b"code",
+                workers=1,
+                threads=1,
+                lanes=1,
+                python=fm.PYTHON,
+            )
+        )
         (line,) = lab.recorded("code refused")
         assert line["sha256"] == hashlib.sha256(b"code").hexdigest()
     async with Lab(tmp_path, brings_code=True) as lab:
-        lab.receive(fm.Offer("another", "lab", b"code", 1, 1, 1, fm.PYTHON))
+        lab.receive(
+            fm.Offer(key="another", site="lab", shipped=b"code", workers=1, threads=1, lanes=1, python=fm.PYTHON)
+        )
         assert len(lab.recorded("code refused")) == 2
-        lab.receive(fm.Offer(hashlib.sha256(b"code").hexdigest(), "lab", b"code", 1, 1, 1, "2.7"))
+        lab.receive(
+            fm.Offer(
+                key=hashlib.sha256(b"code").hexdigest(),
+                site="lab",
+                shipped=b"code",
+                workers=1,
+                threads=1,
+                lanes=1,
+                python="2.7",
+            )
+        )
         assert "from Python 2.7, and this site runs Python" in lab.recorded("code refused")[2]["reason"]
         assert not lab.recorded("code")
 
@@ -485,7 +507,15 @@ async def test_a_question_is_answered_behind_the_log(lab: Lab) -> None:
 
 
 def offer(**changes: Any) -> fm.Offer:
-    given = fm.Offer(hashlib.sha256(b"code").hexdigest(), "lab", b"code", None, 8, 1, fm.PYTHON)
+    given = fm.Offer(
+        key=hashlib.sha256(b"code").hexdigest(),
+        site="lab",
+        shipped=b"code",
+        workers=None,
+        threads=8,
+        lanes=1,
+        python=fm.PYTHON,
+    )
     return msgspec.structs.replace(given, **changes)
 
 
@@ -518,7 +548,7 @@ async def test_there_is_a_limit_to_what_a_user_offers(tmp_path: Path, monkeypatc
 
 
 async def test_code_that_a_user_brings_has_the_locations_that_it_calls(tmp_path: Path) -> None:
-    async with Lab(tmp_path, installed=Installed({}, None), brings_code=True) as lab:
+    async with Lab(tmp_path, installed=Installed(operations={}, shipped=None), brings_code=True) as lab:
         found = offer()
         lab.receive(found)
         for job, location in enumerate([Location("lab", "own"), Location("lab", "other")]):

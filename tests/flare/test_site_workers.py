@@ -50,7 +50,7 @@ def calling(operation: str) -> bytes:
 
 class RealLab(Lab):
     def __init__(self, folder: Path, **options: Any) -> None:
-        installed = Installed({}, ship_site(site, "home").data, 1, 2)
+        installed = Installed(operations={}, shipped=ship_site(site, "home").data, workers=1, threads=2)
         super().__init__(folder, installed=installed, **options)
         self.changed = asyncio.Event()
         say = self.node.send

@@ -221,7 +221,7 @@ async def test_unread_heartbeats_count() -> None:
     desk.reading = False
     desk.watch.begin()
     await desk.something.wait()
-    desk.watch.heartbeat(Heartbeat(0.0, time.monotonic()))
+    desk.watch.heartbeat(Heartbeat(lag=0.0, alive=time.monotonic()))
     desk.unread.pop()()
     assert desk.told == []
     desk.watch.end()
@@ -254,16 +254,16 @@ async def test_the_watch_ends_with_the_last_job() -> None:
 
 async def test_idle_heartbeat_before_a_job_does_not_end_the_watch() -> None:
     desk = Desk(0.05)
-    old = Heartbeat(0.0, time.monotonic(), idle=True)
+    old = Heartbeat(lag=0.0, alive=time.monotonic(), idle=True)
     desk.watch.begin()
     desk.watch.heartbeat(old)
     assert desk.armed()
-    desk.watch.heartbeat(Heartbeat(0.0, time.monotonic(), idle=True))
+    desk.watch.heartbeat(Heartbeat(lag=0.0, alive=time.monotonic(), idle=True))
     assert not desk.armed()
-    desk.watch.heartbeat(Heartbeat(0.0, time.monotonic()))  # it has work after all
+    desk.watch.heartbeat(Heartbeat(lag=0.0, alive=time.monotonic()))  # it has work after all
     assert desk.armed()
     await desk.something.wait()
     assert not desk.armed()
-    desk.watch.heartbeat(Heartbeat(0.0, time.monotonic()))
+    desk.watch.heartbeat(Heartbeat(lag=0.0, alive=time.monotonic()))
     assert desk.told == ["late", "back"]
     desk.watch.end()

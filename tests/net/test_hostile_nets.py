@@ -214,7 +214,17 @@ class Watched(SiteRuntime):
 
 def start(job: int, plan: str, at: int, params: int) -> msg.StartJob:
     payload = codec.dumps([[7] * params])
-    return msg.StartJob(job, at, JobSpec(job_id=JobId(f"job {job}")), plan, ("home", "home"), 0, 1, payload, True)
+    return msg.StartJob(
+        job=job,
+        at=at,
+        spec=JobSpec(job_id=JobId(f"job {job}")),
+        plan=plan,
+        routes=("home", "home"),
+        first=0,
+        count=1,
+        payload=payload,
+        last=True,
+    )
 
 
 CALL = spec.Call(operation="at_a", provider=None, args={"x": spec.Slot(0)}, output=1)
@@ -233,7 +243,9 @@ GOOD = spec.Net(
 )
 
 
-LOST = ErrorRecord("", "b", "", "", (), 1, "WorkerLost", "gone", "")
+LOST = ErrorRecord(
+    id="", site="b", operation="", node="", frame=(), attempt=1, type_name="WorkerLost", message="gone", traceback=""
+)
 
 
 async def finish(runtime: Watched, job: int) -> None:

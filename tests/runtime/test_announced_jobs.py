@@ -65,7 +65,17 @@ def call(operation: str) -> bytes:
 
 
 def start(job: int, plan: str = "plan") -> msg.StartJob:
-    return msg.StartJob(job, 0, JobSpec(job_id=JobId(f"job {job}")), plan, ("home", "home"), 0, 1, b"", True)
+    return msg.StartJob(
+        job=job,
+        at=0,
+        spec=JobSpec(job_id=JobId(f"job {job}")),
+        plan=plan,
+        routes=("home", "home"),
+        first=0,
+        count=1,
+        payload=b"",
+        last=True,
+    )
 
 
 def token(job: int, value: Any) -> msg.Tokens:

@@ -65,7 +65,21 @@ class Site:
         sent, self.remote.sent = self.remote.sent, []
         assert len(sent) == count
         for _, number in sent:
-            self.spread.receive(msg.CallReturned(1, 0, number, 0.0, 1.0, 1.0, 1, b"", "", b"", False))
+            self.spread.receive(
+                msg.CallReturned(
+                    job=1,
+                    at=0,
+                    number=number,
+                    start=0.0,
+                    wall=1.0,
+                    used=1.0,
+                    pid=1,
+                    spans=b"",
+                    stacks="",
+                    payload=b"",
+                    iterated=False,
+                )
+            )
 
     @property
     def returned(self) -> list[str]:

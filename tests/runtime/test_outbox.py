@@ -20,7 +20,17 @@ class Site:
     def __init__(self, window: int = 256) -> None:
         self.messages: list[Any] = []
         resources: Any = SimpleNamespace(report=self.messages.append, codec=Codec.for_processes())
-        start = msg.StartJob(1, 0, JobSpec(limits=ResultLimits(window=window)), "plan", (), 0, 0, b"", False)
+        start = msg.StartJob(
+            job=1,
+            at=0,
+            spec=JobSpec(limits=ResultLimits(window=window)),
+            plan="plan",
+            routes=(),
+            first=0,
+            count=0,
+            payload=b"",
+            last=False,
+        )
         self.outbox = Outbox(resources, start)
 
     def report(self, first: int, count: int) -> None:

@@ -45,22 +45,22 @@ def test_any_bytes_at_all_can_be_read(data: bytes, cuts: list[int]) -> None:
     assert _split(data, cuts) == _split(data, [])
 
 
-@given(st.lists(st.sampled_from([b"\x1e", b"\n", b"text", encode_output(Heartbeat(1.0, 2.0))]), max_size=20))
+@given(st.lists(st.sampled_from([b"\x1e", b"\n", b"text", encode_output(Heartbeat(lag=1.0, alive=2.0))]), max_size=20))
 def test_a_record_between_other_output_is_found(parts: list[bytes]) -> None:
     """Only text directly behind a record's beginning spoils it."""
     found = _split(b"".join(parts), [])
-    assert found.count(Heartbeat(1.0, 2.0)) == parts.count(encode_output(Heartbeat(1.0, 2.0)))
+    assert found.count(Heartbeat(lag=1.0, alive=2.0)) == parts.count(encode_output(Heartbeat(lag=1.0, alive=2.0)))
 
 
 def test_an_unfinished_line_before_a_record_is_a_line_of_its_own() -> None:
-    data = b"half a line" + encode_output(Heartbeat(1.0, 2.0)) + b"the end"
-    assert _split(data, []) == ["half a line", Heartbeat(1.0, 2.0), "the end"]
+    data = b"half a line" + encode_output(Heartbeat(lag=1.0, alive=2.0)) + b"the end"
+    assert _split(data, []) == ["half a line", Heartbeat(lag=1.0, alive=2.0), "the end"]
 
 
 def test_a_record_that_was_torn_apart_is_text() -> None:
     whole = encode_output(LogRecord(level=20, message="message", origin="origin", created=1.0))
     torn = whole[:10] + b"NOISE\n" + whole[10:]
-    assert _split(torn + encode_output(Heartbeat(1.0, 2.0)), [])[-1] == Heartbeat(1.0, 2.0)
+    assert _split(torn + encode_output(Heartbeat(lag=1.0, alive=2.0)), [])[-1] == Heartbeat(lag=1.0, alive=2.0)
     assert all(isinstance(item, str) for item in _split(torn, []))
 
 

@@ -79,13 +79,13 @@ class ClientApiPipe(NvflarePipe):
                     self._post(msg.EndOfTasks("the site has ended the exchange"))
                     return
                 offer = msg.TaskOffer(
-                    f"task-{number}",
-                    str(flare.get_task_name()),
-                    cast("bytes", _from_fl_model(model)),
-                    [],
-                    model.current_round,
-                    model.total_rounds,
-                    [],
+                    task=f"task-{number}",
+                    name=str(flare.get_task_name()),
+                    data=cast("bytes", _from_fl_model(model)),
+                    parts=[],
+                    round=model.current_round,
+                    total_rounds=model.total_rounds,
+                    receivers=[],
                 )
                 self._post(offer)
                 self._answered.acquire()

@@ -183,13 +183,13 @@ class ProgramSide:
         headers = value.headers
         self._names = {name.id: name.topic}
         return msg.TaskOffer(
-            name.id,
-            name.topic,
-            cast("bytes", value),
-            [],
-            _number(headers.get("current_round")),
-            _number(headers.get("num_rounds")),
-            [],
+            task=name.id,
+            name=name.topic,
+            data=cast("bytes", value),
+            parts=[],
+            round=_number(headers.get("current_round")),
+            total_rounds=_number(headers.get("num_rounds")),
+            receivers=[],
         )
 
 

@@ -42,7 +42,15 @@ class EventPacker:
         values = _encode(batch.values) if batch.values else b""
         errors = [(self._number(error), encode_error(error)) for error in batch.errors]
         size = len(values) + sum(len(data) for _, data in errors)
-        return Events(self._job_id, events[0].offset, batch.heads, values, errors, end, size)
+        return Events(
+            job_id=self._job_id,
+            first=events[0].offset,
+            heads=batch.heads,
+            values=values,
+            errors=errors,
+            end=end,
+            size=size,
+        )
 
     def _number(self, error: DfmError) -> int:
         found = self._numbers.get(id(error))

@@ -130,7 +130,15 @@ class FlareTarget:
             shipped = ship_site(site, homesite, left_out).data
             key = hashlib.sha256(shipped).hexdigest()
             offers[name] = fm.Offer(
-                key, name, shipped, site.workers, site.threads, lanes, fm.PYTHON, site.idle_after, site.capacity
+                key=key,
+                site=name,
+                shipped=shipped,
+                workers=site.workers,
+                threads=site.threads,
+                lanes=lanes,
+                python=fm.PYTHON,
+                idle_after=site.idle_after,
+                capacity=site.capacity,
             )
         return offers
 
@@ -142,17 +150,17 @@ class FlareTarget:
     def _hello(self) -> fm.AppHello:
         options, local, workers = self.options, self.options.local, self._workers
         return fm.AppHello(
-            fm.PROTOCOL,
-            __version__,
-            self._homesite,
-            local.lanes_for(workers),
-            local.slots_for(workers),
-            local.queue_limit,
-            local.queue_overflow,
-            options.linger,
-            options.start_timeout,
-            options.keep_unread,
-            2 * options.delivery_timeout + _MORE_TIME,
+            protocol=fm.PROTOCOL,
+            version=__version__,
+            homesite=self._homesite,
+            lanes=local.lanes_for(workers),
+            slots=local.slots_for(workers),
+            queue_limit=local.queue_limit,
+            overflow=local.queue_overflow,
+            linger=options.linger,
+            start=options.start_timeout,
+            keep=options.keep_unread,
+            timeout=2 * options.delivery_timeout + _MORE_TIME,
         )
 
     def _new_connection(self) -> HubConnection:

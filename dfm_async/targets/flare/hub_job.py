@@ -225,17 +225,17 @@ class HubJob:
         """Describe a location for its site."""
         plan, site = self.plan, self.plan.sites_at[at]
         return fm.Assign(
-            number,
-            at,
-            self.job_id,
-            plan.pipeline or "",
-            plan.locations[at],
-            tuple(plan.sites_at),
-            self.submit.offers.get(site, ""),
-            plan.hash,
-            self.submit.nets[at],
-            lane,
-            self._first_bytes[at],
+            job=number,
+            at=at,
+            job_id=self.job_id,
+            pipeline=plan.pipeline or "",
+            location=plan.locations[at],
+            sites=tuple(plan.sites_at),
+            offer=self.submit.offers.get(site, ""),
+            plan=plan.hash,
+            net=self.submit.nets[at],
+            lane=lane,
+            size=self._first_bytes[at],
         )
 
     def wait_for_follower(self, seconds: float) -> None:

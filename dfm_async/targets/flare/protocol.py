@@ -56,7 +56,7 @@ class _Numbered(_FlareMessage, frozen=True):
 # Between the hub and the sites.
 
 
-class SiteHello(_FlareMessage, frozen=True, tag=100):
+class SiteHello(_FlareMessage, frozen=True, kw_only=True, tag=100):
     """A site is ready.
 
     ``operations``: what it offers, and the fingerprint of each; ``gateway``: where applications of its machine find it;
@@ -75,7 +75,7 @@ class SiteHello(_FlareMessage, frozen=True, tag=100):
     python: str = ""
 
 
-class Offer(_FlareMessage, frozen=True, tag=101):
+class Offer(_FlareMessage, frozen=True, kw_only=True, tag=101):
     """The code of a site's operations, from the application; only sites that allow it take it.
 
     ``key``: its hash; jobs name it. ``workers``, ``threads``, ``lanes``, ``idle_after``: how it runs. ``python``:
@@ -99,7 +99,7 @@ class Drop(_FlareMessage, frozen=True, tag=102):
     key: str
 
 
-class Assign(_OfLocation, frozen=True, tag=103):
+class Assign(_OfLocation, frozen=True, kw_only=True, tag=103):
     """Assign one location of a job to a worker.
 
     Answered by :class:`Assigned`, :class:`AssignmentRefused` or :class:`AssignmentLost`.
@@ -214,7 +214,7 @@ class SiteReport(_FlareMessage, frozen=True, tag=113):
     limits: tuple[LimitStats, ...] = ()
 
 
-class LogLine(msgspec.Struct, frozen=True, array_like=True):
+class LogLine(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     """One log record of a worker, with what it belongs to."""
 
     level: int
@@ -272,7 +272,7 @@ class Bye(_FlareMessage, frozen=True, tag=115):
 # Between applications and the hub.
 
 
-class AppHello(msgspec.Struct, frozen=True, array_like=True):
+class AppHello(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     """The description of an application.
 
     ``lanes``, ``slots``, ``queue_limit``, ``overflow``: the limits of its jobs that run, and that wait.
@@ -323,7 +323,7 @@ class SiteInfo(msgspec.Struct, frozen=True, array_like=True):
     python: str = ""
 
 
-class Welcome(_FlareMessage, frozen=True, tag=131):
+class Welcome(_FlareMessage, frozen=True, kw_only=True, tag=131):
     """The first message to an application, and again when a site comes or goes.
 
     ``deployed``: the sites that the host job was sent to. ``gone``: sites that were lost, and why. ``gateway``: host
@@ -352,7 +352,7 @@ class Traced(msgspec.Struct, frozen=True, array_like=True):
     spans: tuple[int, ...]
 
 
-class Submit(_FlareMessage, frozen=True, tag=132):
+class Submit(_FlareMessage, frozen=True, kw_only=True, tag=132):
     """A new job; answered by :class:`Submitted`.
 
     The application follows it from its beginning, and has room for the events before ``until``.
@@ -458,7 +458,7 @@ class Expired(_OfJob, frozen=True, tag=151):
     first: int | None
 
 
-class Events(_OfJob, frozen=True, tag=141):
+class Events(_OfJob, frozen=True, kw_only=True, tag=141):
     """Events of a job. ``values``: those of the results, encoded; ``errors``: those of the failures, each once.
 
     The number of an error is the same in all messages. ``end``: the offset after the newest event of the log.

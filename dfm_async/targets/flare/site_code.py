@@ -35,7 +35,7 @@ _MOST_OFFERS: Final = 64
 """The largest number of versions of a user's code at a site."""
 
 
-class Installed(msgspec.Struct, frozen=True):
+class Installed(msgspec.Struct, frozen=True, kw_only=True):
     """What is installed at a site: its operations, their fingerprints, and their code ready for workers."""
 
     operations: dict[str, str]
@@ -177,29 +177,31 @@ def operations_of(adapters: Any) -> dict[str, str]:
 def load_installed(settings: SiteSettings, folder: Path) -> Installed:
     """Read the federation that is installed at a site. Nothing is imported: workers do that."""
     if settings.federation is None:
-        return Installed({}, None, problem="no federation is installed")
+        return Installed(operations={}, shipped=None, problem="no federation is installed")
     try:
         federation = Federation.from_yaml(folder / settings.federation, compat=settings.compat)
         site = federation.sites.get(settings.site)
         if site is None and settings.site in (settings.homesite, HUB):  # what needs no operation can run there
             site = Federation(federation.name, compat=settings.compat).site(settings.site)
         if site is None:
-            return Installed({}, None, problem=f"its federation {federation.name!r} has no site {settings.site!r}")
+            return Installed(
+                operations={}, shipped=None, problem=f"its federation {federation.name!r} has no site {settings.site!r}"
+            )
         shipped = ship_site(site, settings.homesite).data
         adapters = site.adapters.values()
         check_capacity(site.name, site.capacity, adapters)
         apart = frozenset(adapter.operation for adapter in adapters if adapter.in_process)
         return Installed(
-            operations_of(adapters),
-            shipped,
-            site.workers,
-            site.threads,
-            site.idle_after,
+            operations=operations_of(adapters),
+            shipped=shipped,
+            workers=site.workers,
+            threads=site.threads,
+            idle_after=site.idle_after,
             own_process=apart,
             capacity=site.capacity,
         )
     except (DfmError, OSError) as error:
-        return Installed({}, None, problem=f"its federation cannot be read: {error}")
+        return Installed(operations={}, shipped=None, problem=f"its federation cannot be read: {error}")
 
 
 def load_user(meta: Path) -> HostJobUser:

@@ -83,21 +83,21 @@ class SiteLog(logging.Handler):
 def _line_of(record: logging.LogRecord) -> LogLine:
     found = record.__dict__
     return LogLine(
-        record.levelno,
-        cleaned(record.getMessage(), _LONGEST),
-        cleaned(record.pathname, _NAME),
-        record.lineno,
-        _clean(record.funcName, _NAME),
-        record.created,
-        _clean(record.threadName, _NAME),
-        _clean(record.exc_text, _LONGEST),
-        _clean(record.stack_info, _LONGEST),
-        found.get("pid"),
-        cleaned(found.get("origin", ""), _NAME),
-        _clean(found.get("job"), _NAME),
-        found.get("frame"),
-        _clean(found.get("node"), _NAME),
-        _clean(found.get("operation"), _NAME),
+        level=record.levelno,
+        text=cleaned(record.getMessage(), _LONGEST),
+        path=cleaned(record.pathname, _NAME),
+        line=record.lineno,
+        function=_clean(record.funcName, _NAME),
+        created=record.created,
+        thread=_clean(record.threadName, _NAME),
+        traceback=_clean(record.exc_text, _LONGEST),
+        stack=_clean(record.stack_info, _LONGEST),
+        pid=found.get("pid"),
+        origin=cleaned(found.get("origin", ""), _NAME),
+        job=_clean(found.get("job"), _NAME),
+        frame=found.get("frame"),
+        node=_clean(found.get("node"), _NAME),
+        operation=_clean(found.get("operation"), _NAME),
     )
 
 
