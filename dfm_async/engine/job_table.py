@@ -294,14 +294,15 @@ class JobTable(Generic[C]):
         Only jobs older than ``before`` are yielded: the time when a job was created, and its id. With a label, only
         those that have it are yielded, and no others are read.
         """
-        order, key = self._order.get(label, []), before
-        start = len(order) if key is None else bisect.bisect_left(order, key)
-        for at in range(start - 1, -1, -1):
-            entry = order[at]
-            if key is None or entry < key:  # entries may be repeated
-                key, found = entry, self._at(entry)
-                if found is not None and (label is None or found.spec.label == label):
-                    yield found
+        key = before
+        while order := self._order.get(label):
+            at = len(order) if key is None else bisect.bisect_left(order, key)
+            if at == 0:
+                return
+            key = order[at - 1]
+            found = self._at(key)
+            if found is not None and (label is None or found.spec.label == label):
+                yield found
 
     def _due(self) -> float:
         return self._ended[0].ended_at + self._options.keep_finished_for
