@@ -9,8 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from dfm_async.testing.task_leaks import no_task_left
-
 if TYPE_CHECKING:
     from dfm_async.federation.federation import Federation
     from dfm_async.session.session import Session
@@ -240,5 +238,7 @@ def _is_async(request: pytest.FixtureRequest) -> bool:
 
 @pytest.fixture
 async def _dfm_no_task_left_anyio(request: pytest.FixtureRequest) -> AsyncIterator[None]:
+    from dfm_async.testing.task_leaks import no_task_left
+
     async with no_task_left(request.node.nodeid):
         yield

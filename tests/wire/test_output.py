@@ -19,7 +19,7 @@ records = st.builds(
     frame=st.none() | st.lists(st.integers(0, 1000), max_size=3).map(tuple),
     job=st.none() | st.just("job"),
 )
-pulses = st.builds(Heartbeat, st.floats(0, 1e5), st.floats(0, 1e9), st.booleans())
+pulses = st.builds(Heartbeat, lag=st.floats(0, 1e5), alive=st.floats(0, 1e9), idle=st.booleans())
 
 
 def _bytes(item: Output) -> bytes:
