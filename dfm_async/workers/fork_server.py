@@ -217,6 +217,8 @@ class ForkServer:
         return started
 
     def _request(self, descriptors: list[int], requester: Requester) -> int:
+        if not self._users:  # it was released: nobody would end another process
+            raise ForkServerEnded("the last session that starts workers was closed")
         control = self._ensure_running()
         try:
             with self._requests_lock:

@@ -8,13 +8,12 @@ import logging
 import os
 import tempfile
 import time
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager, suppress
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import psutil
-import pytest
 
 from dfm_async.workers.fork_server import ForkServer
 
@@ -22,9 +21,14 @@ _PATIENCE = 10.0
 """Seconds within which what ends by itself must have ended."""
 
 
+def _kept() -> set[int]:
+    """The fork server that the tests share, and its descriptor: a session may have replaced it."""
+    return set() if ForkServer._shared is None else ForkServer._shared.kept
+
+
 def processes() -> set[int]:
     """All processes below this one."""
-    return {child.pid for child in psutil.Process().children(recursive=True)}
+    return {child.pid for child in psutil.Process().children(recursive=True)} - _kept()
 
 
 def _described(process: psutil.Process) -> str:
@@ -40,21 +44,12 @@ def descriptors() -> dict[int, str]:
     for name in os.listdir("/proc/self/fd"):
         with suppress(OSError):  # that of the listing itself
             found[int(name)] = os.readlink(f"/proc/self/fd/{name}")
-    return found
+    return {number: what for number, what in found.items() if number not in _kept()}
 
 
 def files() -> set[str]:
     """Temporary files of ours."""
     return {path.name for path in Path(tempfile.gettempdir()).glob("dfm*")}
-
-
-@contextmanager
-def own_temporary_folder() -> Iterator[None]:
-    """Gives this process and those that it starts a folder for temporary files, which other tests do not use."""
-    with tempfile.TemporaryDirectory(prefix="left-", dir="/tmp") as folder, pytest.MonkeyPatch.context() as patch:
-        patch.setenv("TMPDIR", folder)  # the path is short, because sockets are in it
-        patch.setattr(tempfile, "tempdir", None)
-        yield
 
 
 def _warm() -> None:
@@ -85,23 +80,22 @@ async def nothing_left() -> AsyncIterator[None]:
     logger, errors = logging.getLogger("dfm_async"), _Errors()
     await asyncio.to_thread(_warm)
     gc.collect()
-    before = processes(), descriptors(), asyncio.all_tasks()
+    before = processes(), descriptors(), files(), asyncio.all_tasks()
     previous = loop.get_exception_handler()
     loop.set_exception_handler(tell)
     logger.addHandler(errors)
     try:
-        with own_temporary_folder():
-            yield
-            gc.collect()
-            await asyncio.sleep(0)
-            assert not (asyncio.all_tasks() - before[2]), "tasks are left"
-            gone = [psutil.Process(pid) for pid in processes() - before[0] if psutil.pid_exists(pid)]
-            _, alive = await asyncio.to_thread(psutil.wait_procs, gone, _PATIENCE)
-            assert not alive, f"processes are left: {[_described(process) for process in alive]}"
-            gc.collect()
-            now = descriptors()
-            assert not (new := {at: now[at] for at in now.keys() - before[1].keys()}), f"descriptors are left: {new}"
-            assert not (found := files()), f"files are left: {found}"
+        yield
+        gc.collect()
+        await asyncio.sleep(0)
+        assert not (asyncio.all_tasks() - before[3]), "tasks are left"
+        gone = [psutil.Process(pid) for pid in processes() - before[0] if psutil.pid_exists(pid)]
+        _, alive = await asyncio.to_thread(psutil.wait_procs, gone, _PATIENCE)
+        assert not alive, f"processes are left: {[_described(process) for process in alive]}"
+        gc.collect()
+        now = descriptors()
+        assert not (new := {at: now[at] for at in now.keys() - before[1].keys()}), f"descriptors are left: {new}"
+        assert not (files() - before[2]), f"files are left: {files() - before[2]}"
         assert not loose, "an error reached nobody:\n" + "\n".join(loose)
         assert not errors.said, "an error was logged:\n" + "\n".join(errors.said)
     finally:

@@ -16,7 +16,7 @@ from dfm_async.engine import site_host
 from dfm_async.engine.site_host import Code
 from dfm_async.federation import VaultConfig
 from dfm_async.model.ids import Location
-from dfm_async.workers.fork_server import ForkServer
+from dfm_async.workers.fork_server import ForkServer, ForkServerEnded
 from tests.support.pipelines import pipeline_of
 from tests.support.sessions import first_value
 
@@ -81,6 +81,18 @@ def own_fork_server() -> Iterator[None]:
         yield
     finally:
         ForkServer._shared = shared
+
+
+@pytest.mark.usefixtures("own_fork_server")
+def test_a_worker_that_starts_after_the_last_session_has_gone_starts_no_process() -> None:
+    class Late:
+        abandoned = False
+
+    server = ForkServer.acquire(())
+    server.release()
+    with pytest.raises(ForkServerEnded, match="was closed"):
+        server.start([], Late())
+    assert not server.kept
 
 
 @pytest.fixture
