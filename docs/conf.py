@@ -1,5 +1,6 @@
 """Sphinx configuration."""
 
+import re
 import sys
 from pathlib import Path
 
@@ -53,6 +54,9 @@ nitpick_ignore_regex = [
 html_theme = "furo"
 pygments_dark_style = "github-dark"
 html_title = f"dfm_async {release}"
+changelog = (Path(__file__).resolve().parents[1] / "CHANGELOG.md").read_text(encoding="utf-8")
+if re.search(r"^## .* - unreleased$|^## \[Unreleased\]\n+[^#\n]", changelog, re.MULTILINE):
+    html_title = f"dfm_async after {release} (development version)"  # until the next release
 html_static_path = ["_static"]
 html_css_files = ["pages.css"]
 html_copy_source = False
