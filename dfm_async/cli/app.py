@@ -85,7 +85,7 @@ def profile(
         ),
     ] = Path("profile.html"),
 ) -> Work:
-    """Run a pipeline, and show where the time went."""
+    """Run a pipeline, and profile where its calls spend their time."""
     from dfm_async.cli.profile import profile_pipeline
 
     return profile_pipeline(options, output, flame)
@@ -98,8 +98,8 @@ def jobs(
     status: Annotated[JobStatus | None, option(f"Only jobs with this status: {_STATUSES}.", "STATUS")] = None,
     pipeline: Annotated[str | None, option("Only jobs of the pipeline with this name.", "NAME")] = None,
     label: Annotated[str | None, option("Only jobs with this label; in a service, of this principal.", "LABEL")] = None,
-    since: Annotated[datetime | None, option("Only jobs that were created then or later.", "TIME")] = None,
-    until: Annotated[datetime | None, option("Only jobs that were created before that.", "TIME")] = None,
+    since: Annotated[datetime | None, option("Only jobs that were created at this time or later.", "TIME")] = None,
+    until: Annotated[datetime | None, option("Only jobs that were created before this time.", "TIME")] = None,
     as_json: JsonOption = False,
 ) -> Work:
     """List the jobs of a service or a store, the newest first."""
@@ -114,10 +114,10 @@ def jobs(
 @command(app)
 def top(
     source: ServiceOptions,
-    once: Annotated[bool, typer.Option("--once", help="Show the state once, and end.")] = False,
+    once: Annotated[bool, typer.Option("--once", help="Show the state once, and exit.")] = False,
     as_json: JsonOption = False,
 ) -> Work:
-    """Show what runs and waits in a service, and why."""
+    """Show the active jobs of a service, and what they wait for."""
     from dfm_async.cli.top import show_top
 
     return show_top(source, once=once, as_json=as_json)
@@ -125,7 +125,7 @@ def top(
 
 @command(app)
 def attach(source: EventOptions, output: Output) -> Work:
-    """Follow a job of a service or a store, and write its results. Ctrl-C leaves the job alone."""
+    """Follow a job of a service or a store, and write its results. Ctrl-C does not affect the job."""
     from dfm_async.cli.jobs import attach as attach_job
 
     return attach_job(source, output)
@@ -137,13 +137,13 @@ def logs(
     following: Annotated[bool, typer.Option("--follow", "-f", help="Continue until the job ends.")] = False,
     as_json: JsonOption = False,
 ) -> Work:
-    """Show what happened to a job: one line per event."""
+    """Show the events of a job, one line per event."""
     from dfm_async.cli.jobs import show_log
 
     return show_log(source, following=following, as_json=as_json)
 
 
-@command(app, "Cancel a job of a service or a store.")
+@command(app)
 def cancel(
     job: Annotated[str, typer.Argument(metavar="JOB", help="The id of the job.", show_default=False)],
     source: SourceOptions,
@@ -152,7 +152,7 @@ def cancel(
     ] = "cancelled from the command line",
     as_json: JsonOption = False,
 ) -> Work:
-    """Cancel a job of a service, or abort an interrupted job of a store."""
+    """Cancel a job of a service or a store."""
     from dfm_async.cli.jobs import cancel as cancel_job
 
     return cancel_job(source, job, reason, as_json=as_json)
@@ -164,12 +164,12 @@ def send(
     event: Annotated[str, typer.Argument(metavar="EVENT", help="The name of the event.", show_default=False)],
     source: SourceOptions,
     value: Annotated[
-        str, typer.Argument(metavar="[VALUE]", help="Its value: JSON, or a text if the event takes one.")
+        str, typer.Argument(metavar="[VALUE]", help="The value: JSON, or text if the event accepts text.")
     ] = "null",
     frame: Annotated[int | None, option("The parameter set, if the job has several.", "NUMBER")] = None,
     as_json: JsonOption = False,
 ) -> Work:
-    """Send an event to a job of a service whose pipeline waits for it."""
+    """Send an event to a job of a service or a store that waits for it."""
     from dfm_async.cli.jobs import send as send_event
 
     return send_event(source, job, event, value, frame, as_json=as_json)
@@ -181,13 +181,13 @@ def retry(
     source: ServiceOptions,
     as_json: JsonOption = False,
 ) -> Work:
-    """Run the failed parameter sets of a job of a service again."""
+    """Run the failed parameter sets of a job again, as a new job."""
     from dfm_async.cli.jobs import retry as retry_job
 
     return retry_job(source, job, as_json=as_json)
 
 
-@command(app, "Run a job again from a node on.")
+@command(app, "Run a job again from a node, as a new job.")
 def fork(
     job: Annotated[str, typer.Argument(metavar="JOB", help="The id of the job.", show_default=False)],
     from_node: Annotated[
@@ -197,14 +197,16 @@ def fork(
     source: ServiceOptions,
     frame: Annotated[
         str | None,
-        typer.Option(metavar="N,N,...", help="One call of it: its parameter set, and its iterations of loops."),
+        typer.Option(
+            metavar="N,N,...", help="One call of the node: the index of its parameter set, and of each loop iteration."
+        ),
     ] = None,
     accept_changes: Annotated[
         bool, typer.Option("--accept-changes", help="Use recorded values of operations whose code has changed.")
     ] = False,
     as_json: JsonOption = False,
 ) -> Work:
-    """Run a job of a service again from a node on, with what was recorded before it."""
+    """Run a job of a service again from a node, as a new job that uses recorded values of earlier nodes."""
     from dfm_async.cli.jobs import fork as fork_job
 
     return fork_job(source, job, from_node, frame, accept_changes=accept_changes, as_json=as_json)
@@ -239,7 +241,7 @@ def graph(
     federation: FederationArgument,
     pipeline: PipelineArgument = None,
     kind: Annotated[Format, typer.Option("--format", "-f", help="The format of the drawing.")] = Format.TEXT,
-    output: Annotated[Path | None, option("Write it to this file.", "FILE", "--output", "-o")] = None,
+    output: Annotated[Path | None, option("Write the drawing to this file.", "FILE", "--output", "-o")] = None,
 ) -> None:
     """Draw a pipeline. A JSON file alone is drawn without sites."""
     from dfm_async.cli.describe import picture, write_text
@@ -255,7 +257,7 @@ def explain(
     costs: Annotated[Path | None, option("Measured costs: a saved profile.", "FILE", "--costs")] = None,
     cores: Annotated[bool, typer.Option("--cores", help="Show which calls can use all cores of their site.")] = False,
 ) -> None:
-    """Show where each node of a pipeline runs, why, and what it costs."""
+    """Show the site of each node of a pipeline, with the reason."""
     from dfm_async.cli.describe import explain as explained
     from dfm_async.cli.describe import explain_cores
 
@@ -264,19 +266,19 @@ def explain(
         typer.echo(line)
 
 
-@command(app, "Write a typed module of a federation file.")
+@command(app, "Write a typed module for a federation file.")
 def stubs(
     federation: Annotated[
         str, typer.Argument(metavar="FEDERATION", help="A federation file (.yaml).", show_default=False)
     ],
-    output: Annotated[Path | None, option("Write it to this file.", "FILE", "--output", "-o")] = None,
+    output: Annotated[Path | None, option("Write the module to this file.", "FILE", "--output", "-o")] = None,
     check: Annotated[
         bool,
         typer.Option("--check", help="Write nothing; show how the file differs, and fail if there is a difference."),
     ] = False,
     compat: CompatOption = False,
 ) -> Work:
-    """Write a typed module of a federation file, for editors and type checkers."""
+    """Write a typed module for a federation file, which editors and type checkers read."""
     from dfm_async.cli.describe import write_stubs
 
     return write_stubs(federation, output, check=check, compat=compat)
@@ -284,7 +286,7 @@ def stubs(
 
 @command(app, "Check whether pipelines run on this machine.")
 def doctor(as_json: JsonOption = False) -> Work:
-    """Check whether pipelines can run on this machine, and suggest what to do."""
+    """Check whether pipelines can run on this machine, and suggest fixes."""
     from dfm_async.cli.doctor import machine_findings, show_findings
 
     return show_findings(machine_findings(), as_json=as_json)
@@ -296,7 +298,9 @@ def trace(
     job: Annotated[str | None, option("Only spans of this job.", "JOB")] = None,
     html: Annotated[Path | None, option("Write a page with the timeline.", "FILE")] = None,
     opening: Annotated[bool, typer.Option("--open/--no-open", help="Open that page if there is a desktop.")] = True,
-    as_json: Annotated[bool, typer.Option("--json", help="Write the figures of each span name as JSON lines.")] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Write the statistics of each span name as JSON lines.")
+    ] = False,
 ) -> None:
     """Show the timeline of a trace: in the terminal, and as a page on a desktop."""
     from dfm_async.cli.trace import show_trace
@@ -318,9 +322,9 @@ StoreArgument = Annotated[
 ]
 
 
-@command(_store, "Report what is damaged.")
+@command(_store, "Report damaged jobs.")
 def check(store: StoreArgument, as_json: JsonOption = False) -> Work:
-    """Report what is damaged in a store. Exits with 1 if there is something."""
+    """Report the damaged jobs of a store. Exits with 1 if there are any."""
     from dfm_async.cli.stores import check as check_store
 
     return check_store(store, as_json=as_json)
@@ -338,17 +342,17 @@ def prune(
     return prune_store(store, older_than, status)
 
 
-@command(_store, "Give the space of deleted jobs back.")
+@command(_store, "Return the space of deleted jobs.")
 def vacuum(store: StoreArgument) -> Work:
-    """Give the space of deleted jobs back. In SQLite, other processes wait meanwhile."""
+    """Return the space of deleted jobs to the file system. In SQLite, commits of other processes wait until then."""
     from dfm_async.cli.stores import vacuum as vacuum_store
 
     return vacuum_store(store)
 
 
-@command(_store, "Bring a store to the current version of its format.")
+@command(_store, "Migrate a store to the current format.")
 def migrate(store: StoreArgument) -> Work:
-    """Bring a store to the current version of its format, as opening it does. Back it up before."""
+    """Migrate a store to the current version of its format, as opening it does. Back up the store first."""
     from dfm_async.cli.stores import migrate as migrate_store
 
     return migrate_store(store)

@@ -132,7 +132,8 @@ PipelineArgument = Annotated[
     ),
 ]
 CompatOption = Annotated[
-    bool, typer.Option("--compat", help="For a federation file: provide what adapters import of nv_dfm_core.")
+    bool,
+    typer.Option("--compat", help="For a federation file: provide the names that adapters import from nv_dfm_core."),
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Write JSON lines.")]
 HomesiteOption = Annotated[str, typer.Option(metavar="NAME", help="The application's own site.")]
@@ -177,14 +178,15 @@ class SessionOptions:
     ] = None
     user: Annotated[str | None, option("The user of the kit, if the kit does not name one.", "NAME")] = None
     bring_code: Annotated[
-        bool, typer.Option("--bring-code", help="With --flare: send the code of operations along, if sites allow it.")
+        bool,
+        typer.Option("--bring-code", help="With --flare: send the code of operations with the job, if sites allow it."),
     ] = False
     accept_changes: Annotated[
         bool,
         typer.Option("--accept-changes", help="Resume jobs although the code of their operations has changed."),
     ] = False
     workers: Annotated[
-        str | None, option("How many worker processes each site has: at most, or both ends as in 1-8.", "N|MIN-MAX")
+        str | None, option("The maximum number of worker processes of each site, or the range, as in 1-8.", "N|MIN-MAX")
     ] = None
     reload: Annotated[
         bool, typer.Option("--reload", help="Use the new code when source files of the federation change.")
@@ -207,7 +209,7 @@ class RunOptions(SessionOptions):
         TargetName.LOCAL
     )
     job_id: Annotated[
-        str | None, option("Your own id for the job. Repeating the command finds the same job.", "ID")
+        str | None, option("The id of the job. Repeating the command with it finds the same job.", "ID")
     ] = None
     deadline: Annotated[
         float | None,
@@ -231,7 +233,7 @@ class RunOptions(SessionOptions):
             min=1,
             max=1_000_000,
             metavar="N",
-            help="Try calls that fail, or lose their worker, at most this many times in all.",
+            help="The maximum number of attempts of calls that fail or lose their worker.",
         ),
     ] = None
     limit: Annotated[int | None, typer.Option(min=1, metavar="N", help="Stop after this many results.")] = None
@@ -251,14 +253,16 @@ class ServeOptions(SessionOptions):
             autocompletion=_complete_pipelines,
         ),
     ] = None
-    host: Annotated[str, typer.Option(metavar="ADDRESS", help="The address to listen at.")] = "127.0.0.1"
-    port: Annotated[int, typer.Option(min=0, max=65535, metavar="PORT", help="The port; 0 takes a free one.")] = 8000
+    host: Annotated[str, typer.Option(metavar="ADDRESS", help="The address to listen on.")] = "127.0.0.1"
+    port: Annotated[int, typer.Option(min=0, max=65535, metavar="PORT", help="The port; 0 means any free port.")] = 8000
     idle_after: Annotated[
         float | None,
-        typer.Option(min=0, max=31_622_400, metavar="SECONDS", help="When idle workers above the smallest number end."),
+        typer.Option(
+            min=0, max=31_622_400, metavar="SECONDS", help="The time after which idle workers above the minimum end."
+        ),
     ] = None
     allow_pipelines: Annotated[
-        bool, typer.Option("--allow-pipelines", help="Let clients submit pipelines of their own.")
+        bool, typer.Option("--allow-pipelines", help="Let clients submit their own pipelines.")
     ] = False
     mcp: Annotated[bool, typer.Option("--mcp", help="Offer the pipelines as tools for agents, at /mcp.")] = False
     resume: Annotated[bool, typer.Option("--resume", help="With --store: resume the jobs that were interrupted.")] = (

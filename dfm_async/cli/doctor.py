@@ -1,4 +1,4 @@
-"""``dfm-async doctor``: check whether pipelines can run on this machine, and suggest what to do."""
+"""``dfm-async doctor``: check whether pipelines can run on this machine, and suggest fixes."""
 
 from __future__ import annotations
 

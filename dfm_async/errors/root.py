@@ -38,7 +38,7 @@ class _Default:
 
 @public
 class DfmError(Shown, Exception):
-    """The root of all errors of this library. Every error of a job has these attributes.
+    """The base class of all errors of this library. Every error of a job has these attributes.
 
     Attributes:
         node: the label of the node in the pipeline; empty if the error is not about a node.

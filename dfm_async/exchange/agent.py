@@ -37,15 +37,15 @@ _LAST_METRICS_AFTER_END: Final = 1.0
 class FlareAgent:
     """Receive tasks from a site, and return results. An async context manager.
 
-    ``convert_task`` and ``convert_result`` turn data into what the program works with, and back.
+    ``convert_task`` and ``convert_result`` convert between the data of the site and the data of the program.
 
     Args:
-        bootstrap: how to find the site; by default as the environment says.
-        options: how long to wait for what.
+        bootstrap: the address of the site; by default, the environment contains it.
+        options: timeouts and limits of the agent.
         codec: how values become bytes; both sides must have the same.
         convert_task: takes a task, returns the one that :meth:`get_task` returns.
         convert_result: takes what was submitted and the task, returns what is sent.
-        pipe: makes a connection of another kind, such as files; then there is no handshake.
+        pipe: creates a connection of another kind, such as files, which has no handshake.
     """
 
     def __init__(

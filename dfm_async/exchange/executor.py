@@ -74,15 +74,15 @@ class LauncherExecutor:
     An async context manager. Cancelling :meth:`execute` ends the program; so does leaving the block.
 
     Args:
-        launcher: starts and stops the program; None if somebody else starts it (see :meth:`bootstrap`).
-        options: how long to wait for what.
-        transport: how the two talk: a Unix socket, a TCP socket on this machine, memory (only within one process), or
-            the transport of a version of NVFLARE; or one that is made with settings, such as ``FilePipeTransport()``.
+        launcher: starts and stops the program; None if the program attaches (see :meth:`bootstrap`).
+        options: timeouts and limits of the executor, and the names of tasks.
+        transport: the transport: a Unix socket, a TCP socket on this machine, memory (only within one process), that of
+            a version of NVFLARE, or an object with settings, such as ``FilePipeTransport()``.
         codec: how values become bytes; both sides must have the same.
-        site: the name of the site, for the program to know.
-        job: the job, for the program to know.
-        on_metrics: gets what the program measures, and the step that it belongs to. Must not block.
-        on_progress: gets how far the program is. Must not block.
+        site: the name of the site, which the program gets.
+        job: the id of the job, which the program gets.
+        on_metrics: called with the metrics that the program logs, and their step. Must not block.
+        on_progress: called with the progress of the program. Must not block.
     """
 
     def __init__(

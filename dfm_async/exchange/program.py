@@ -52,7 +52,7 @@ class Program:
         params_exchange_format: what a script of NVFLARE works with: ``pytorch`` for PyTorch and Lightning,
             ``keras_layer_weights`` for Keras. NVFLARE's client converts in the program; here, arrays are numpy's.
         params_transfer_type: ``DIFF`` lets NVFLARE's client send differences, where the script sends parameters.
-        options: how long to wait for what. All names of tasks are allowed.
+        options: timeouts, limits and the names of tasks; by default, all names are allowed.
     """
 
     argv: Sequence[str | os.PathLike[str]] | str

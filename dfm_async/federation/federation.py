@@ -21,13 +21,13 @@ R = TypeVar("R")
 
 
 class Federation(FederatedSites):
-    """Named sites and the operations that each of them offers.
+    """The sites that work together, and the operations that they offer.
 
     Args:
         name: the name of the federation.
         api_version: the version of its operations; a pipeline for another major version is rejected.
         description: a text for users.
-        packages: the packages that classes which are named by a path may come from; None means all but the standard
+        packages: the packages from which class paths may import; None means all packages, but never the standard
             library.
         compat: provide the names of nv_dfm_core that adapters import, where it is not installed.
     """
@@ -40,14 +40,14 @@ class Federation(FederatedSites):
 
         Args:
             path: the file. Files that it refers to are read as well.
-            packages: the packages that classes may come from; None means all but the standard library. Name them
-                for a file that you do not trust: it is then also confined to its own folder, and can choose a
-                vault, a directory for its cache or an HTTP service only if ``"dfm_async.site.vaults"``, ``"fsspec"``
-                or ``"dfm_async.site.http"`` are among them.
+            packages: the packages from which class paths may import; None means all packages, but never the standard
+                library. Pass it for a file that you do not trust: such a file cannot refer to other folders, and can
+                choose a vault, a directory for its cache or an HTTP service only if ``"dfm_async.site.vaults"``,
+                ``"fsspec"`` or ``"dfm_async.site.http"`` is listed.
             compat: provide the names of nv_dfm_core that adapters import, where it is not installed.
 
         Raises:
-            FederationError: something is wrong with the file; lists everything, with file, line and key.
+            FederationError: the file is invalid; lists all problems, with file, line and key.
         """
         from dfm_async.federation.files.reading import read_federation  # only needed for files
 
@@ -58,13 +58,13 @@ class Federation(FederatedSites):
     def to_yaml(self, path: str | os.PathLike[str] | None = None) -> str:
         """Return the federation as the text of a file that :meth:`from_yaml` reads.
 
-        Code is named by its path: each adapter must be a class at the top of a module.
+        The file refers to code by its path, so each adapter must be a top-level class of a module.
 
         Args:
             path: a file to which the text is also written.
 
         Raises:
-            FederationError: something cannot be written to a file, such as a function; lists everything.
+            FederationError: a part cannot be written to a file, such as a function; lists all such parts.
             OSError: the file cannot be written.
         """
         from dfm_async.federation.files.writing import write_federation
@@ -98,15 +98,15 @@ class Federation(FederatedSites):
             document: the file, in YAML or JSON, which may refer to others; or its content.
             site: the site that sends the requests.
             name: the prefix of the names of the operations; by default the title of the document.
-            provider: the group of adapters that they belong to.
+            provider: the group of adapters that the operations belong to.
             base_url: the address of the service; by default the first of the document's servers.
-            auth: for security schemes of the document, the keys of the secrets in the site's vault.
+            auth: the key of the secret in the site's vault, for each security scheme of the document.
             operations: the ids of the operations to add; by default all.
             options: timeouts, retries and limits.
             limits: the limits of each operation at the site, as :meth:`Site.operation` takes them.
 
         Raises:
-            FederationError: something is wrong with the document; lists everything, with file, line and key.
+            FederationError: the document is invalid; lists all problems, with file, line and key.
             ValueError: the site does not exist, an operation exists already, or a limit is invalid.
         """
         from dfm_async.federation.openapi.document import add_document  # only needed for services
@@ -152,7 +152,7 @@ class Federation(FederatedSites):
         return (lambda found: pipeline_of(found, name)) if function is None else pipeline_of(function, name)
 
     def load_pipeline(self, path: str | os.PathLike[str] | UPath) -> Pipeline:
-        """Read a pipeline from a JSON file, or from a URL of fsspec; in the format of DFM or of this library.
+        """Read a pipeline from a JSON file or an fsspec URL, in the format of DFM or of this library.
 
         Class names in it are looked up among the operations of this federation; nothing is imported.
 
@@ -169,7 +169,7 @@ class Federation(FederatedSites):
 
         Args:
             pipeline: the pipeline.
-            path: a file, whose folders are created, or a URL of fsspec such as ``s3://bucket/pipeline.json``.
+            path: a file, whose folders are created, or an fsspec URL such as ``s3://bucket/pipeline.json``.
 
         Raises:
             PipelineError: with everything that DFM cannot express.

@@ -193,9 +193,9 @@ class OperationOptions:
 
 
 class Operation(Generic[P, R_co, V_co]):
-    """A public signature that sites offer. Made by ``@site.operation``, or read from a file.
+    """An operation that sites offer: its name and its signature. Created by ``@site.operation``, or read from a file.
 
-    Called outside a pipeline block it just runs; called inside one, it records a node.
+    A call inside a pipeline records a node; a call outside a pipeline runs the code.
 
     For type checkers, ``Operation[P, R]`` takes the parameters ``P``, and a call has the type ``R`` of the value that
     it is a placeholder for: for a coroutine function, what it returns. A third type is that of the value which
@@ -239,8 +239,8 @@ class Operation(Generic[P, R_co, V_co]):
     def advisor(self, field: str, order: int = -1) -> Callable[[F], F]:
         """Make a function the advisor of a parameter: ``(value, context) -> AdvisedValue``. It may be async.
 
-        It runs at the sites that offer the operation; :meth:`Site.advisor` is for one of them. An adapter class can
-        have methods instead, which :func:`~dfm_async.discovery.field_advisor` marks.
+        The advisor runs at the sites that offer the operation; :meth:`Site.advisor` registers one for a single site. An
+        adapter class can have advisor methods instead, marked by :func:`~dfm_async.discovery.field_advisor`.
 
         Args:
             field: the parameter that it advises on.

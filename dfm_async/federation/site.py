@@ -77,7 +77,7 @@ class Site:
         """The code of this site, by operation and provider."""
 
     def config(self, homesite: str) -> SiteConfig:
-        """Return the configuration that the code at this site can use, as it is sent to the processes of the site."""
+        """Return the configuration of this site, as it is sent to its processes."""
         federation = self.federation
         return SiteConfig(
             federation=federation.name,
@@ -93,7 +93,7 @@ class Site:
 
     @property
     def operations(self) -> Namespace[Any]:
-        """The operations of this site: calls of them run here, and may pass the parameters that the site adds."""
+        """The operations of this site. Their calls run at this site, and may pass the parameters that the site adds."""
         known = self.federation.operations
         here: dict[str, list[Adapter]] = {}
         for (name, _), adapter in self.adapters.items():
@@ -130,13 +130,14 @@ class Site:
         returns: str | None = None,
         **options: Any,
     ) -> None:
-        """Offer an operation by a class whose arguments may differ from those of the operation.
+        """Implement an operation with a class, whose arguments may differ from those of the operation.
 
         Args:
             operation: the operation, or its name.
             code: the class with a ``body``, or its path.
             bind: the source of each argument of ``body``; by default, the operation's parameters of the same names.
-            is_async: whether ``body`` is awaited; by default the code shows it, and a path is.
+            is_async: whether ``body`` is awaited; by default, this is determined from the code; True for a class
+                path.
             description: a text for users.
             returns: the type of its result at this site, if it is more specific than the operation's.
             options: ``provider``, ``cost``, ``retry``, ``deadline``, ``args`` and the limits of calls, as for
@@ -199,17 +200,17 @@ class Site:
                 cost: the cost that the planner assumes.
                 in_process: run it in a separate process, away from the site's event loop.
                 spread: whether its calls may run in any worker of the site. By default, calls of functions and
-                    generators may, and calls of classes do not; with True, each worker creates its own object of the
+                    generators may, and calls of classes may not; with True, each worker creates its own instance of the
                     class.
                 checkpoint: record the values of its calls in jobs of a session with a store, so that a job that runs
-                    again does not repeat them. Of a generator, the elements are recorded: if the operation has a
-                    parameter ``resume_from``, it is called with their number, and produces the rest.
+                    again does not repeat them. If the operation is a generator, its elements are recorded: with a
+                    parameter ``resume_from``, it is called with their number, and yields the rest.
                 args: constructor arguments, if the code is a class.
                 program: an external program that does the work. The function only declares the parameters and the
                     return type, and is never run; the program gets streams as lists, and defaults.
-                limit: the maximum number of its calls that run at the same time at this site, over all jobs; others
-                    wait.
-                rate: the maximum rate at which its calls start at this site, such as ``"10/s"``, ``"30/min"`` or
+                limit: the maximum number of calls that run at the same time at this site, across all jobs; further
+                    calls wait.
+                rate: the maximum rate at which calls start at this site, such as ``"10/s"``, ``"30/min"`` or
                     ``"0.5/h"``.
                 key: a parameter; ``limit`` and ``rate`` then apply separately to each of its values.
                 cpus: the number of processors of the site that a call needs.
@@ -258,7 +259,7 @@ class Site:
     def implements(
         self, operation: Operation[..., Any], /, **options: Any
     ) -> Callable[[Callable[P, R]], Callable[P, R]]:
-        """Offer an operation that another site defined, with different code. Takes the options of :meth:`operation`."""
+        """Implement an operation of another site with different code. Takes the options of :meth:`operation`."""
         if not isinstance(operation, Operation):
             raise TypeError(f"implements() takes an operation, not {operation!r}")
         provider = options.pop("provider", None)
@@ -374,7 +375,7 @@ class Site:
         Args:
             operation: an operation that the site offers.
             field: the parameter that it advises on.
-            order: when it is asked, as with :func:`~dfm_async.discovery.field_advisor`.
+            order: the order of calls, as in :func:`~dfm_async.discovery.field_advisor`.
             provider: the provider whose operation it is.
         """
         adapter = self.adapter(operation.name, provider)
@@ -447,8 +448,8 @@ class FederatedSites(Shown):
 
         Args:
             name: its name; dots group operations: ``federation.operations.array.Create``.
-            signature: a function with that signature, which is never run; or the signature.
-            declaration: its declaration in a file.
+            signature: a signature, or a function that has it and is never called.
+            declaration: the declaration from a federation file.
         """
         if name in self.operations:
             raise ValueError(f"federation {self.name!r} has an operation {name!r} already")
@@ -490,9 +491,9 @@ class FederatedSites(Shown):
                 second number, only run calls. All workers start when they are needed.
             threads: the maximum number of synchronous operations that run at the same time in one worker.
             idle_after: the number of seconds without calls after which a worker that takes no jobs ends.
-            gpus: the number of GPUs for operations that need some.
-            memory: the memory for operations that declare their need: a number of bytes, or a text such as ``"64GiB"``;
-                by default the memory of its machine or control group.
+            gpus: the number of GPUs for operations with ``gpus=``.
+            memory: the memory for operations with ``memory=``: a number of bytes, or a text such as ``"64GiB"``; by
+                default the memory of its machine or control group.
             impl: the class of the object that adapters get as ``site``; by default a plain one.
             cache: the location of cached values; by default ``TryFromCache`` keeps them in memory.
             vault: the vault of its secrets: a :class:`~dfm_async.federation.VaultConfig`, or an object with

@@ -430,7 +430,7 @@ def Yield(value: Any, place: str = "yield", multiuse: bool = False, after: Any =
         value: a node, a field, a literal or a parameter.
         place: the place of the results. Several statements can yield to the same place.
         multiuse: has no effect; DFM needs it for a place that is used more than once.
-        after: a node, or a list of nodes, that must end before.
+        after: a node, or a list of nodes, that must end first.
     """
     where = f"Yield(place={place!r})"
     builder = _builder(where)
@@ -452,7 +452,7 @@ def collect(value: T, errors: Literal["keep"]) -> list[T | FailureInfo]: ...
 def collect(value: Any, errors: Literal["fail", "skip", "keep"] = "fail") -> Any:
     """Return the list of a loop's values, in the order of the elements, for use after the loop.
 
-    Elements for which the value was not computed (it is in a branch that did not run) are left out.
+    Elements for which the value was not computed, because it is in a branch that did not run, are left out.
 
     Args:
         value: a node of the loop's block, or its element.
@@ -517,18 +517,18 @@ def Wait(
     fallback: Any = NOT_GIVEN,
     after: Any = None,
 ) -> Any:
-    """Wait for an event, and return its value. Meanwhile the parameter set holds no thread and no call.
+    """Wait for an event, and return its value. While it waits, the parameter set holds no thread and no call.
 
-    :meth:`Job.send <dfm_async.Job.send>` sends an event to a parameter set. Events with the same name are taken one
-    after the other, in the order that they were sent in: by each execution of a ``Wait``, also in loops.
+    :meth:`Job.send <dfm_async.Job.send>` sends an event to a parameter set. Each execution of a ``Wait``, also in
+    loops, consumes the next event of its name, in the order in which the events were sent.
 
     Args:
         event: the name of the event.
         type: the type of its value: ``bool``, ``int``, ``float``, ``str``, ``Literal[...]``, lists, dicts and unions of
-            them. A value of another type is refused when it is sent.
-        timeout: for how many seconds it waits; None means without a limit. It may be a parameter or a node. Without a
-            fallback, the statement fails with a ``TimeoutError`` when they are over.
-        fallback: the value if no event was sent in time.
+            them. ``Job.send`` rejects values of other types.
+        timeout: the maximum number of seconds: a number, a parameter or a node; None means no limit. After the timeout,
+            a statement without a fallback fails with a ``TimeoutError``.
+        fallback: the value to use after the timeout.
         after: a node, or a list of nodes, that must end before it begins to wait.
     """
     builder = _builder("Wait(...)")
@@ -555,13 +555,13 @@ def Wait(
 
 
 def Sleep(seconds: Any, after: Any = None) -> Any:
-    """Wait for a number of seconds. Return a node for ``after=`` of what comes later; its value is None.
+    """Wait for a number of seconds. Return a node to pass as ``after=`` to later statements; its value is None.
 
-    Meanwhile the parameter set holds no thread and no call. With a store, the time is over when it would have been
-    over without an interruption.
+    While it waits, the parameter set holds no thread and no call. With a store, the wait ends when it would have ended
+    without an interruption.
 
     Args:
-        seconds: how many seconds. It may be a parameter or a node.
+        seconds: the number of seconds: a number, a parameter or a node.
         after: a node, or a list of nodes, that must end before it begins.
     """
     builder = _builder("Sleep(...)")
@@ -694,8 +694,8 @@ class Repeat(_Block[Any]):
     Args:
         carry: the value for the first iteration.
         times: the maximum number of iterations.
-        until: a condition, tested after each iteration; a function of the value that the iteration passed on, or an
-            expression. ``current.until(...)`` in the block sets one over nodes of the block.
+        until: a condition, tested after each iteration: an expression, or a function of the value that was passed to
+            ``next``. For a condition on other nodes of the block, call ``until(...)`` of the variable in the block.
     """
 
     def __init__(self, carry: Any, times: Any = None, until: Any = None) -> None:
@@ -809,7 +809,7 @@ class CacheValue(_BlockValue):
 
 
 class TryFromCache(_Block[Any]):
-    """Take the value of a key from a site's cache. The block runs, and stores a value, only if there is none.
+    """Look a value up in a site's cache. The block runs, and stores a value, only if the key is not in the cache.
 
     Args:
         key: any value, which may contain nodes, such as ``("temps", day)``.

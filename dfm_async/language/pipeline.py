@@ -96,15 +96,15 @@ def is_dfm(data: Any) -> bool:
 
 
 class Pipeline(Shown, Generic[P, R_co]):
-    """A pipeline: statements that call the operations of a federation.
+    """A list of statements that call the operations of a federation.
 
-    ``with Pipeline("name") as pipeline:`` records the statements of its block. The result is plain data. Pydantic
-    models can have fields of this type. :meth:`Federation.pipeline` makes one of a function; for type checkers,
-    ``Pipeline[P, R]`` has the parameters ``P`` and the result ``R``.
+    ``with Pipeline("name") as pipeline:`` records the statements of its block. A pipeline is plain data, and pydantic
+    models can have fields of this type. :meth:`Federation.pipeline` turns a function into a pipeline. For type
+    checkers, ``Pipeline[P, R]`` has the parameters ``P`` and the result ``R``.
 
     Args:
-        name: what it is called.
-        api_version: the federation's version that it is for; empty means any.
+        name: the name of the pipeline.
+        api_version: the version of the federation that it was written for; empty means any.
         mode: "execute", or "discovery", where ``Advise()``, and parameters that a call leaves out, request the valid
             values.
         body: the statements, if they exist already.
@@ -198,10 +198,10 @@ class Pipeline(Shown, Generic[P, R_co]):
     # JSON
 
     def model_dump(self) -> dict[str, Any]:
-        """Return the pipeline as data that JSON can hold.
+        """Return the pipeline as data that JSON can represent.
 
         Raises:
-            EncodingError: it has a constant that only pickle could hold.
+            EncodingError: a constant could only be pickled.
         """
         found = _PipelineFile(self.name, self.api_version, self.mode, self.body, self.description, self.result)
         data: dict[str, Any] = _to_data(found)
@@ -217,7 +217,7 @@ class Pipeline(Shown, Generic[P, R_co]):
 
     @classmethod
     def model_validate(cls, data: Any) -> Pipeline:
-        """Make a pipeline of data that came from JSON.
+        """Create a pipeline from parsed JSON.
 
         Raises:
             PipelineError: this is not a pipeline; with the place and the reason.

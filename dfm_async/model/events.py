@@ -57,7 +57,7 @@ class Failure(Shown, msgspec.Struct, frozen=True):
     Attributes:
         offset: its position in the job's log.
         place: the place of the prevented yield; None for the failure itself.
-        error: what went wrong.
+        error: the error.
         frame: the execution that it belongs to.
         site: the site that reported it.
         node: the label of the failed node, or of the node whose value would have been yielded.

@@ -88,9 +88,9 @@ class JobInfo(msgspec.Struct, frozen=True, kw_only=True):
         sets: the number of parameter sets so far; None if it is not known here.
         done: the number of completed parameter sets; None if it is not known here.
         accepts: whether it accepts further parameter sets here.
-        retry_of: the id of the job whose failed parameter sets it runs again, if it does.
-        start_at: when it starts, if ``execute(start_at=...)`` was given; in seconds since 1970.
-        fork_of: the id of the job that it is a fork of, if it is one.
+        retry_of: the id of the job whose failed parameter sets it runs again; None if it is no retry.
+        start_at: its time to start, in seconds since 1970; None without ``execute(start_at=...)``.
+        fork_of: the id of the job that it is a fork of; None if it is not a fork.
         stored: whether it is in a store, so that it can be resumed and forked.
         waits_for: what it waits for, in words, such as ``gpus of site 'lab': 1 of 1 in use, 3 calls waiting``; None if
             it has ended, or is not known to wait for anything.

@@ -24,7 +24,7 @@ class ResultLimits(Options, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     window: int = 256
     """The number of results that a site may send before the log grants further credit."""
     window_bytes: int = 32 * 1024 * 1024
-    """The same in bytes; a single larger value still passes."""
+    """The same limit in bytes; a single larger value is still sent."""
     overflow: Literal["block", "spill", "fail"] = "block"
     """What happens when the log is full."""
 

@@ -6,9 +6,10 @@ from enum import Enum
 
 
 class JobStatus(Enum):
-    """``SUBMITTED -> RUNNING -> FINISHED | FAILED | ABORTED``; ``UNKNOWN`` for an id that was never seen.
+    """The status of a job: ``SUBMITTED -> RUNNING -> FINISHED | FAILED | ABORTED``.
 
-    A job of a store file that is damaged is ``UNKNOWN``, too; ``info().reason`` says what cannot be read.
+    ``UNKNOWN`` is the status of an unknown id, and of a damaged job of a store, where ``info().reason`` states what
+    cannot be read.
 
     A durable job whose application has ended is ``INTERRUPTED`` until it is resumed or aborted.
     """

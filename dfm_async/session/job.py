@@ -74,9 +74,9 @@ class Job(Shown, Generic[R_co]):
     ``async for result in job`` yields its results, ``await job`` waits for its end. A job is independent of its waiters
     and readers: cancelling a task that waits for it or reads it never cancels the job.
 
-    For type checkers, ``Job[R]`` has results of the type ``R`` at the place ``"result"``: what the function of a
-    pipeline returns. Those of other places can be anything, and so can those of a loop over the job, which yields the
-    results of all places: ``async for result in job.results("result")`` has the type.
+    For type checkers, ``R`` of ``Job[R]`` is what the function of the pipeline returns: ``job.results("result")`` and
+    ``job.first("result")`` have values of this type. Values of other places, and of a loop over the job, have the type
+    ``Any``.
     """
 
     def __init__(
@@ -129,7 +129,7 @@ class Job(Shown, Generic[R_co]):
 
     @property
     def completed(self) -> asyncio.Event:
-        """An event that is set when the job has ended, in whatever state. Never set for an unknown job."""
+        """An event that is set when the job has ended, in any state. Never set for an unknown job."""
         return asyncio.Event() if self._record is None else self._record.completion_event
 
     def info(self) -> JobInfo:
@@ -139,7 +139,7 @@ class Job(Shown, Generic[R_co]):
 
     @property
     def plan(self) -> Plan:
-        """The plan that the job runs by.
+        """The plan that the job executes.
 
         Raises:
             JobNotFound: the session does not know the job.
@@ -152,7 +152,7 @@ class Job(Shown, Generic[R_co]):
         return tuple(self._known().errors)
 
     def latest(self, count: int = 5) -> Results:
-        """Return the newest results that are in memory, oldest first. Readers still get all of them."""
+        """Return the newest results that are in memory, oldest first. Readers still get all results."""
         log = self._known().log
         found: deque[Result] = deque()
         for offset in range(log.readable - 1, max(log.first, log.readable - _SEARCHED) - 1, -1):
@@ -180,7 +180,7 @@ class Job(Shown, Generic[R_co]):
         return record.status
 
     async def wait_until_finished(self, timeout: float | None = None) -> bool:  # noqa: ASYNC109 - the public name
-        """Wait for the end; return False after the timeout. Never raises for a failed job.
+        """Wait for the end, and return whether the job has ended. Does not raise if the job failed.
 
         Raises:
             ResultsUnread: the job cannot continue, because its log is full and has no reader.
@@ -249,7 +249,8 @@ class Job(Shown, Generic[R_co]):
             after: begin after this offset.
             ordered: yield results in the order of their frames.
             errors: "raise" yields all successful results and then raises if the job failed; "yield" yields failures as
-                items: one for each call that failed, or with ``place``, one for each result of it that does not come.
+                items: one for each call that failed, or, with ``place``, one for each result of that place that is
+                missing.
         """
         record = self._known()
         if errors not in ("raise", "yield"):
@@ -280,7 +281,7 @@ class Job(Shown, Generic[R_co]):
     async def show(self) -> None:
         """Display the job until it has ended: in a notebook as a live view, elsewhere as lines of text.
 
-        Does not raise for a failed job. Cancelling it ends the view, not the job. If the job was executed with
+        Does not raise if the job fails. Cancelling the call ends the view, not the job. If the job was executed with
         ``watch=True``, the view shows the activity of each node.
 
         Raises:
@@ -327,7 +328,7 @@ class Job(Shown, Generic[R_co]):
         self, place: str | None, errors: Literal["raise", "skip", "yield"]
     ) -> Results | list[Result | Failure]: ...
     async def collect(self, place: str | None = None, errors: Literal["raise", "skip", "yield"] = "raise") -> Any:
-        """Wait for the end, and return the results, as a list.
+        """Wait until the job has ended, and return its results as a list.
 
         Args:
             place: only results of this place.
@@ -341,7 +342,7 @@ class Job(Shown, Generic[R_co]):
         return Results([result async for result in self.results(place, errors=errors)])
 
     async def failures(self) -> list[FailedSet]:
-        """Wait for the end, and return the failed parameter sets, with their parameters and first errors.
+        """Wait until the job has ended, and return its failed parameter sets, with their parameters and first errors.
 
         They include sets that were not completed because the job failed or was aborted.
 
@@ -356,7 +357,7 @@ class Job(Shown, Generic[R_co]):
     async def retry_failed(
         self, label: str | None = None, priority: int | None = None, watch: bool | None = None
     ) -> Job[R_co]:
-        """Wait for the end, and run the parameter sets of :meth:`failures` again, as a new job.
+        """Wait until the job has ended, and run the parameter sets of :meth:`failures` again, as a new job.
 
         ``info().retry_of`` of the new job is the id of this one. The new job has the options of this one, unless others
         are passed.
@@ -384,25 +385,25 @@ class Job(Shown, Generic[R_co]):
         priority: int | None = None,
         watch: bool | None = None,
     ) -> Job[R_co]:
-        """Wait for the end, and run the job again from a node on, as a new job.
+        """Wait until the job has ended, and run it again from a node, as a new job.
 
         The calls of the node run again, and all calls that depend on them. Other calls that were recorded are not
-        repeated. ``info().fork_of`` of the new job is the id of this one. It has the options of this one, unless they
-        are given.
+        repeated. ``info().fork_of`` of the new job is the id of this one. The new job has the options of this one,
+        unless others are passed.
 
         Args:
             from_node: the node, such as ``train#0``, or its operation, if only one node calls it.
-            frame: begin at one call of the node: the number of its parameter set, followed by those of its iterations
-                of the loops around it, from the outside in. The new job then has only this parameter set. If the last
-                numbers are missing, it begins at all calls that the rest fits; None means all calls of the node.
+            frame: begin at one call of the node: the index of its parameter set, followed by the index in each
+                enclosing loop, from the outermost to the innermost. The new job then has only this parameter set. A
+                prefix of a frame selects all calls whose frames begin with it; None selects all calls of the node.
             accept_changes: use recorded values of operations whose code has changed since this job was submitted.
             label: as in :meth:`Session.execute`.
             priority: as in :meth:`Session.execute`.
             watch: as in :meth:`Session.execute`.
 
         Raises:
-            PipelineError: the code of operations has changed whose recorded values would be used, or the federation
-                does not offer what the job needs.
+            PipelineError: the fork would use recorded values of operations whose code has changed, or the federation
+                does not offer the operations of the job.
             ParameterError: there is no such node or parameter set, or no such call is recorded.
             DfmError: the session has no store.
         """
@@ -431,22 +432,23 @@ class Job(Shown, Generic[R_co]):
     # steering
 
     async def send_input_params(self, params: Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> None:
-        """Add one or several parameter sets to a job that is still open. Waits while too many are in flight.
+        """Add one or several parameter sets to an open job. Wait while too many are in flight.
 
-        With a store, the sets are in it when this returns, also if another process runs the job.
+        With a store, the sets are in the store when this returns, even if another process runs the job.
 
         Raises:
             ParameterError: the parameters do not fit the pipeline, or the job accepts no more parameter sets.
-            JobInterrupted: the job is interrupted. If another process ran it, the message says how many sets it took.
+            JobInterrupted: the job is interrupted. If another process ran it, the message states how many sets were
+                accepted.
         """
         self._known()
         await self._steering.send_params(self._job_id, params)
 
     async def send(self, name: str, value: Any = None, *, frame: int | None = None) -> None:
-        """Send an event to a parameter set of the job: a ``Wait`` of the pipeline for that name takes it.
+        """Send an event to a parameter set of the job, where a ``Wait`` for an event of this name consumes it.
 
-        If nothing waits for it yet, it is kept: up to 1000 events for each parameter set, and 64 MB for the job. With a
-        store, it is committed on return.
+        If no ``Wait`` is waiting for the event yet, the job keeps it: up to 1000 events for each parameter set, and 64
+        MB for the job. With a store, the event is committed when this returns.
 
         Args:
             name: the name of the event.
@@ -454,10 +456,10 @@ class Job(Shown, Generic[R_co]):
             frame: the number of the parameter set; None if the job has exactly one.
 
         Raises:
-            EventsFull: too many events are kept, or the log of the job is full. Nothing was stored; try again when some
-                were taken, or results were read.
-            ParameterError: the pipeline waits for no event of that name, the value does not fit, the parameter set is
-                done, or the job has ended.
+            EventsFull: too many events are kept, or the log of the job is full. The event was not sent; try again when
+                events were consumed, or results were read.
+            ParameterError: the pipeline waits for no event of this name, the value does not fit, the parameter set is
+                complete, or the job has ended.
             JobInterrupted: the job is interrupted. The event is not sent.
         """
         self._known()
@@ -467,7 +469,8 @@ class Job(Shown, Generic[R_co]):
         """Declare that there are no further parameter sets; the job ends when all are completed.
 
         Raises:
-            JobInterrupted: the job is interrupted: the process that ran it has ended before it noted that.
+            JobInterrupted: the job is interrupted: the process that ran it ended before it recorded the end of the
+                input.
         """
         self._known()
         await self._steering.stop_input(self._job_id)

@@ -68,17 +68,17 @@ _connected: Final[weakref.WeakSet[Session]] = weakref.WeakSet()
 class Session(DirectCalls):
     """Connect an application to a federation.
 
-    ``async with Session(federation) as session``, or ``await session.connect()`` and ``await session.close()``. It may
-    be entered and left in different tasks, and used by many tasks at the same time.
+    Use ``async with Session(federation) as session``, or ``await session.connect()`` and ``await session.close()``. A
+    session may be opened and closed in different tasks, and used by many tasks at the same time.
 
     Args:
         federation: the sites and their operations; or the path of their file, ``federation.dfm.yaml``.
         homesite: the name of the application's own site.
         target: "local" (worker processes), "inline" (everything on this loop), "flare" (a federation of machines on
             NVIDIA FLARE), or a target object.
-        options: how the sites run: ``LocalOptions``; with "flare" how to reach them: ``FlareOptions``.
-        callback_dispatcher: runs callbacks; by default on this loop.
-        store: keeps jobs, so that they outlive the application: ``"sqlite:///jobs.db"``, or a store. By default they
+        options: ``LocalOptions``; with "flare", ``FlareOptions``.
+        callback_dispatcher: determines where callbacks run; by default on this loop.
+        store: the URL of a store for durable jobs, such as ``"sqlite:///jobs.db"``, or a store object. By default, jobs
             are kept in memory.
         trace: the file that spans are appended to, one JSON object per line, or a sink for them. The OpenTelemetry SDK
             receives the spans as well if it is set up in this process, without any setting here.
@@ -86,7 +86,7 @@ class Session(DirectCalls):
     Attributes:
         federation: the sites and their operations.
         homesite: the name of the application's own site.
-        options: how the sites run.
+        options: the options of the session.
     """
 
     def __init__(
@@ -328,20 +328,20 @@ class Session(DirectCalls):
     @overload
     def profile(self, *, cpu: bool) -> Profiling[Any]: ...
     def profile(self, *, cpu: bool = False) -> Profiling[Any]:
-        """Measure the jobs that are executed while it is open: ``with session.profile() as profile``.
+        """Measure the jobs that are executed while the profile is open: ``with session.profile() as profile``.
 
-        It measures what jobs cost, for placement: how long operations take, how large their inputs and outputs are, and
-        how long values take from site to site. With ``cpu=True`` it shows instead where the time went, for people: the
-        functions that calls were in, by operation and worker, as tables and as a flame graph. Other jobs are not
-        measured, and cost nothing more. ``async with`` works, too.
+        The profile contains the costs that placement needs: the time of operations, the size of their inputs and
+        outputs, and the time of transfers between sites. With ``cpu=True``, it is a profile of processor time instead:
+        the functions that calls spend their time in, by operation and worker, as tables and as a flame graph. Other
+        jobs are not measured, and have no overhead. ``async with`` works as well.
         """
         return Profiling(self._profile, CpuProfile()) if cpu else Profiling(self._profile, Profile())
 
     async def discover(self, pipeline: Pipeline, restrict_to_sites: Iterable[str] | str | None = None) -> Discovery:
-        """Query the sites which values the parameters of operations may have.
+        """Query the sites for the valid values of the parameters of operations.
 
-        Every site that can run a node is queried: the one that it is fixed to, those of its ``BestOf``, or all that
-        offer the operation. What an advisor raises is a part of the answer. Cancelling this cancels the queries.
+        Every site that can run a node is queried: the site that the call names, those of its ``BestOf``, or all that
+        offer the operation. An exception of an advisor is part of the result. Cancelling the call cancels the queries.
 
         Args:
             pipeline: a pipeline with ``mode="discovery"``. ``Advise()`` queries a parameter, and so do parameters that
@@ -349,7 +349,7 @@ class Session(DirectCalls):
             restrict_to_sites: the sites that may be queried; "homesite" means only the application's own.
 
         Raises:
-            PipelineError: with everything that is wrong.
+            PipelineError: the pipeline is invalid; lists all problems.
             JobFailed: a site cannot start, so that it cannot be queried.
             JobAborted: a worker was lost, or the session was closed.
         """
@@ -391,14 +391,14 @@ class Session(DirectCalls):
         waits only while the queue is full (``LocalOptions(queue_limit=...)``); cancelling it then withdraws the job.
 
         Args:
-            pipeline: what to run; a plan saves the preparation.
+            pipeline: a pipeline, or a plan from :meth:`prepare`, which does not have to be prepared again.
             input_params: a dict is one parameter set, a list several, an async iterable a stream of them (pulled with
                 backpressure), None means no set yet: send them with ``job.send_input_params``, and then call
                 ``job.send_stop_frame``.
             autostop: whether the job ends with these parameter sets, or stays open for more.
             job_id: the caller's id for the job. Executing the same content again with the same id returns the same job.
-            default_callback: is called for every result without a place callback.
-            place_callbacks: are called for the results of their place.
+            default_callback: called for every result whose place has no callback.
+            place_callbacks: callbacks by place, called for the results of the place.
             on_error: whether other work continues after an error, or the job stops immediately.
             deadline: the number of seconds after which the job is aborted; the time in the queue counts, but not the
                 time before ``start_at``.
@@ -406,21 +406,21 @@ class Session(DirectCalls):
             priority: waiting jobs run highest priority first, and in the order of their submission if it is equal. Of
                 running jobs, those with a higher priority get free threads of a site first.
             concurrency: the maximum number of parameter sets in flight; 256 by default.
-            retry: how calls are retried whose operation has no policy, and the number of times that a parameter set
-                runs again after a worker was lost (``on_worker_lost``).
+            retry: the policy of calls whose operation has none, and the number of times that a parameter set runs again
+                after a worker was lost (``on_worker_lost``).
             label: a note about the job, such as its owner; kept with the job, and in the store.
             watch: whether calls of operations are counted, for ``job.activity()``.
             checkpoint: in a session with a store, which calls are recorded at their sites, so that a job that runs
                 again does not repeat them: those of operations with ``checkpoint=True``, or all.
             start_at: when the job starts, as a datetime with a time zone, or in seconds since 1970; a time in the past
-                means at once. Until then it takes no slot, and can be cancelled. The clock of this machine counts,
-                on FLARE that of the server. With a store, a job that was interrupted meanwhile waits again when it is
-                resumed.
+                means immediately. Until then, the job takes no slot, and can be cancelled. The clock of this machine
+                determines the time; on FLARE, the clock of the server. With a store, a job that is interrupted before
+                its time waits again when it is resumed.
 
         Raises:
             PipelineError: the pipeline cannot be prepared.
             ParameterError: parameters are missing, unknown, of the wrong type, or cannot be sent.
-            JobExists: the job id is that of another job.
+            JobExists: a job with this id and different content exists.
             QueueFull: too many jobs wait, and ``LocalOptions(queue_overflow="fail")`` was chosen; or
                 ``queue_limit`` jobs wait for their ``start_at``.
         """
@@ -508,27 +508,28 @@ class Session(DirectCalls):
     ) -> Schedule[R]:
         """Return a schedule, which starts a job at every tick while it is open: ``async with session.schedule(...)``.
 
-        The id of a job is the name and the time of its tick in UTC, such as ``nightly@2026-11-20T02:00:00Z``. So
+        The id of a job is the name and the time of its tick in UTC, such as ``nightly@2026-11-20T02:00:00Z``. Therefore
         several replicas of a program with one store run each tick once. Cron expressions need the extra ``schedule``.
 
         Args:
             name: the name of the schedule, the same in all replicas.
             pipeline: what to run.
-            params: the parameter sets of all jobs; or a function that returns those of one job, and gets the time of
-                its tick as a datetime. It should return the same for the same time in all replicas.
-            cron: when jobs start: minute, hour, day of month, month and day of week. A time that does not exist,
-                because clocks are set forward, is moved to the end of the gap; of one that exists twice, the first
-                counts.
-            every: how many whole seconds are between two jobs, instead of ``cron``; counted from the beginning of 1970.
+            params: the parameter sets of all jobs; or a function that gets the time of a tick as a datetime, and
+                returns the parameter sets of its job. It should return the same sets for the same time in all replicas.
+            cron: the times of ticks: minute, hour, day of month, month and day of week. A time that does not exist,
+                because clocks are set forward, is moved to the end of the gap; if a time exists twice, the first one is
+                used.
+            every: instead of ``cron``, the number of whole seconds between two ticks, counted from the beginning of
+                1970.
             tz: the time zone of ``cron``, and of the times that ``params`` gets.
-            missed: what happens to ticks that were missed since the last one in the store, or while the machine slept:
-                "skip" runs none of them, "once" the newest, "all" all of them, at most the newest 100. A tick counts as
-                missed if it is more than a minute late, or the next one has come.
-            overlap: whether a job starts while the one before it has not ended.
+            missed: what happens to ticks that were missed since the last one in the store, or while the machine was
+                suspended: "skip" runs none of them, "once" the newest, "all" all of them, at most the newest 100. A
+                tick counts as missed if it is more than a minute late, or if the time of the next tick has come.
+            overlap: whether a tick starts a job while the previous job has not ended.
             options: options of :meth:`execute` for all jobs.
 
         Raises:
-            TypeError: neither ``cron`` nor ``every`` is given, or both are; or there is no such option.
+            TypeError: neither or both of ``cron`` and ``every`` are given, or an option does not exist.
             ValueError: one of the options is invalid.
             ImportError: the extra ``schedule`` is not installed.
         """
@@ -618,7 +619,7 @@ class Session(DirectCalls):
         default_callback: Callback | None = None,
         place_callbacks: Mapping[str, Callback] | None = None,
     ) -> Job:
-        """Find a job again.
+        """Return a job by its id, such as one of an earlier session or of another process.
 
         Args:
             job_id: its id. For an unknown id, the job has the status UNKNOWN, and its methods raise ``JobNotFound``.
@@ -666,18 +667,18 @@ class Session(DirectCalls):
         until: float | datetime | None = None,
         before: JobInfo | tuple[float, str] | None = None,
     ) -> AsyncGenerator[JobInfo]:
-        """Yield the states of the jobs that fit everything that is given, the newest first.
+        """Yield the states of the jobs that match all conditions, the newest first.
 
-        With a store, these are all its jobs, also those of other processes; they are read page by page, while the loop
-        over them goes on.
+        With a store, all its jobs are searched, including those of other processes. They are read page by page during
+        the loop.
 
         Args:
             status: their state.
             pipeline: the name of their pipeline.
-            label: what ``execute(label=...)`` was given.
-            since: when they were created, or later: in seconds since 1970, or as a datetime.
-            until: before when they were created.
-            before: a job, or when it was created and its id: only older ones are yielded.
+            label: the label that was passed to ``execute``.
+            since: only jobs that were created at this time or later: in seconds since 1970, or as a datetime.
+            until: only jobs that were created before this time.
+            before: only jobs older than this one: a job, or its time of creation and its id.
 
         Raises:
             StoreError: the store cannot be read.
@@ -719,8 +720,8 @@ class Session(DirectCalls):
         new state. The iterator yields states, not a history: changes that occur faster than they are read, or than the
         interval, are coalesced. It ends with the session.
 
-        With a store, the active jobs of other processes are among them, and follow those of the session. If the store
-        is in PostgreSQL, so are jobs that other processes submit later.
+        With a store, the iterator also yields the active jobs of other processes, after those of the session. With
+        PostgreSQL, it also yields jobs that other processes submit later.
 
         Args:
             interval: the smallest number of seconds between items of one job.
@@ -748,9 +749,9 @@ class Session(DirectCalls):
         """Delete an ended job with its log, in the store as well.
 
         Raises:
-            JobNotFound: it is unknown.
+            JobNotFound: there is no such job.
             JobOwned: another process runs it.
-            DfmError: it runs.
+            DfmError: the job has not ended.
         """
         self._supervisor.check_open()
         if self._jobs.coordinator(job_id) is not None:
@@ -767,14 +768,13 @@ class Session(DirectCalls):
     async def prune(self, older_than: float | timedelta, status: JobStatus | None = None) -> int:
         """Delete the jobs of the store that ended some time ago, with their logs and checkpoints.
 
-        They are deleted in small parts, so that other jobs go on. Interrupted jobs are kept.
+        Jobs are deleted in small batches, so that other jobs continue. Interrupted jobs are kept.
 
         Args:
-            older_than: how long ago they have ended at least; a number is in seconds.
+            older_than: the minimum time since the end of a job, as a timedelta or in seconds.
             status: only jobs with this status, such as ``JobStatus.FINISHED``.
 
-        Returns:
-            their number.
+        Returns: the number of deleted jobs.
 
         Raises:
             DfmError: the session has no store.
@@ -789,13 +789,13 @@ class Session(DirectCalls):
         return await durable.prune(time.time() - seconds, status)
 
     def check_store(self, progress: Callable[[int, int | None], object] | None = None) -> AsyncGenerator[StoreError]:
-        """Yield an error for everything in the store that is damaged: jobs, their events and their parameter sets.
+        """Yield an error for each damaged job, event and parameter set in the store.
 
-        Each costs one job, not the store.
+        Damage affects one job, not the store.
 
         Args:
-            progress: is called with the number of jobs that were checked, and the number of all jobs. The jobs are read
-                twice: first as rows of the store, while their number is not yet known (None), then decoded.
+            progress: called with the number of jobs that were checked, and the total number. The jobs are read twice:
+                first as rows of the store, when the total number is not yet known (None), and then decoded.
 
         Raises:
             DfmError: the session has no store.

@@ -155,7 +155,7 @@ class Job(Blocking[AsyncJob[R_co]], Generic[R_co]):
 
     @property
     def plan(self) -> Plan:
-        """The plan that the job runs by."""
+        """The plan that the job executes."""
         return self._call(lambda: self._async.plan)
 
     @property
@@ -164,14 +164,14 @@ class Job(Blocking[AsyncJob[R_co]], Generic[R_co]):
         return self._call(lambda: self._async.errors)
 
     def latest(self, count: int = 5) -> Results:
-        """Return the newest results that are in memory, oldest first. Readers still get all of them.
+        """Return the newest results that are in memory, oldest first. Readers still get all results.
 
         See :meth:`dfm_async.Job.latest`.
         """
         return self._call(lambda: self._async.latest(count))
 
     def wait_until_finished(self, timeout: float | None = None) -> bool:
-        """Wait for the end; return False after the timeout. Never raises for a failed job.
+        """Wait for the end, and return whether the job has ended. Does not raise if the job failed.
 
         See :meth:`dfm_async.Job.wait_until_finished`.
         """
@@ -276,14 +276,14 @@ class Job(Blocking[AsyncJob[R_co]], Generic[R_co]):
     ) -> Results | list[Result | Failure]: ...
 
     def collect(self, place: str | None = None, errors: Literal["raise", "skip", "yield"] = "raise") -> Any:
-        """Wait for the end, and return the results, as a list.
+        """Wait until the job has ended, and return its results as a list.
 
         See :meth:`dfm_async.Job.collect`.
         """
         return self._wait(self._async.collect(place, errors))
 
     def failures(self) -> list[FailedSet]:
-        """Wait for the end, and return the failed parameter sets, with their parameters and first errors.
+        """Wait until the job has ended, and return its failed parameter sets, with their parameters and first errors.
 
         See :meth:`dfm_async.Job.failures`.
         """
@@ -292,7 +292,7 @@ class Job(Blocking[AsyncJob[R_co]], Generic[R_co]):
     def retry_failed(
         self, label: str | None = None, priority: int | None = None, watch: bool | None = None
     ) -> Job[R_co]:
-        """Wait for the end, and run the parameter sets of :meth:`failures` again, as a new job.
+        """Wait until the job has ended, and run the parameter sets of :meth:`failures` again, as a new job.
 
         See :meth:`dfm_async.Job.retry_failed`.
         """
@@ -307,7 +307,7 @@ class Job(Blocking[AsyncJob[R_co]], Generic[R_co]):
         priority: int | None = None,
         watch: bool | None = None,
     ) -> Job[R_co]:
-        """Wait for the end, and run the job again from a node on, as a new job.
+        """Wait until the job has ended, and run it again from a node, as a new job.
 
         See :meth:`dfm_async.Job.fork`.
         """
@@ -327,14 +327,14 @@ class Job(Blocking[AsyncJob[R_co]], Generic[R_co]):
         return self._wait(self._async.first(place))
 
     def send_input_params(self, params: Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> None:
-        """Add one or several parameter sets to a job that is still open. Waits while too many are in flight.
+        """Add one or several parameter sets to an open job. Wait while too many are in flight.
 
         See :meth:`dfm_async.Job.send_input_params`.
         """
         return self._wait(self._async.send_input_params(params))
 
     def send(self, name: str, value: Any = None, *, frame: int | None = None) -> None:
-        """Send an event to a parameter set of the job: a ``Wait`` of the pipeline for that name takes it.
+        """Send an event to a parameter set of the job, where a ``Wait`` for an event of this name consumes it.
 
         See :meth:`dfm_async.Job.send`.
         """

@@ -159,14 +159,14 @@ class Session(Blocking[AsyncSession]):
     def profile(self, *, cpu: bool) -> Managed[Any]: ...
 
     def profile(self, *, cpu: bool = False) -> Managed[Any]:
-        """Measure the jobs that are executed while it is open: ``with session.profile() as profile``.
+        """Measure the jobs that are executed while the profile is open: ``with session.profile() as profile``.
 
         See :meth:`dfm_async.Session.profile`.
         """
         return Managed(self._loop, self._call(lambda: self._async.profile(cpu=cpu)))
 
     def discover(self, pipeline: Pipeline, restrict_to_sites: Iterable[str] | str | None = None) -> Discovery:
-        """Query the sites which values the parameters of operations may have.
+        """Query the sites for the valid values of the parameters of operations.
 
         See :meth:`dfm_async.Session.discover`.
         """
@@ -289,7 +289,7 @@ class Session(Blocking[AsyncSession]):
         default_callback: Callback | None = None,
         place_callbacks: Mapping[str, Callback] | None = None,
     ) -> Job:
-        """Find a job again.
+        """Return a job by its id, such as one of an earlier session or of another process.
 
         See :meth:`dfm_async.Session.reattach`.
         """
@@ -319,7 +319,7 @@ class Session(Blocking[AsyncSession]):
         until: float | datetime | None = None,
         before: JobInfo | tuple[float, str] | None = None,
     ) -> Stream[JobInfo]:
-        """Yield the states of the jobs that fit everything that is given, the newest first.
+        """Yield the states of the jobs that match all conditions, the newest first.
 
         See :meth:`dfm_async.Session.find_jobs`.
         """
@@ -361,7 +361,7 @@ class Session(Blocking[AsyncSession]):
         return self._wait(self._async.prune(older_than, status))
 
     def check_store(self, progress: Callable[[int, int | None], object] | None = None) -> Stream[StoreError]:
-        """Yield an error for everything in the store that is damaged: jobs, their events and their parameter sets.
+        """Yield an error for each damaged job, event and parameter set in the store.
 
         See :meth:`dfm_async.Session.check_store`.
         """

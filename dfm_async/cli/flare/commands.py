@@ -47,7 +47,7 @@ class DeploymentKind(StrEnum):
 KitArgument = Annotated[Path, typer.Argument(metavar="KIT", help="The folder of a startup kit.", show_default=False)]
 
 
-@command(flare, "Make the startup kits of a federation.")
+@command(flare, "Create the startup kits of a federation.")
 def provision(
     federation: FederationArgument,
     out: Annotated[
@@ -76,7 +76,7 @@ def provision(
     compat: CompatOption = False,
     as_json: JsonOption = False,
 ) -> Work:
-    """Make the startup kits of a federation: one for the server, for each site and for each user.
+    """Create the startup kits of a federation: one for the server, for each site and for each user.
 
     In a folder with earlier kits, existing certificates are kept, and only new sites and users get new ones.
     """
@@ -106,7 +106,7 @@ def start(kit: KitArgument) -> Work:
 
 @command(flare, "Check whether a started site is connected.")
 def probe(kit: KitArgument) -> Work:
-    """Check whether the server or the client of a kit works, on this machine: for the probes of containers.
+    """Check whether the server or the client of a kit works on this machine, for the probes of containers.
 
     A server must answer with its certificate; a client must have a connection to its server.
     """
@@ -121,7 +121,7 @@ def doctor(
     offline: Annotated[bool, typer.Option("--offline", help="Do not contact the server.")] = False,
     as_json: JsonOption = False,
 ) -> Work:
-    """Check a startup kit and what its site needs, on the machine of the site, and suggest what to do."""
+    """Check a startup kit and what its site needs, on the machine of the site, and suggest fixes."""
     from dfm_async.cli.flare.kits import examine_kit
 
     return examine_kit(kit, offline=offline, as_json=as_json)
@@ -160,7 +160,7 @@ def down(folder: FolderOption = FLARE_FOLDER, as_json: JsonOption = False) -> Wo
 def deploy(
     kits: Annotated[Path, typer.Argument(metavar="KITS", help="The folder with the kits.", show_default=False)],
     image: Annotated[str, typer.Option(metavar="NAME", help="The image of all participants.")] = "dfm-async-site",
-    kind: Annotated[DeploymentKind, typer.Option(help="What runs the containers.")] = DeploymentKind.COMPOSE,
+    kind: Annotated[DeploymentKind, typer.Option(help="The kind of files to write.")] = DeploymentKind.COMPOSE,
     out: Annotated[Path, typer.Option(metavar="DIR", help="The folder for the files.")] = Path("deploy"),
     package: Annotated[
         list[str] | None,
