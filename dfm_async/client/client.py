@@ -62,7 +62,7 @@ class Client:
     """Submit jobs to a web service, follow them, and cancel them.
 
     An async context manager. All methods raise :class:`~dfm_async.errors.ServiceError` when the service cannot be
-    reached, refuses the request or gives an invalid answer, and the errors of a session where they apply:
+    reached, rejects the request or returns an invalid response, and the errors of a session where they apply:
     ``JobNotFound``, ``JobExists``, ``ParameterError``, ``PipelineError``, ``ResultsExpired``.
 
     Args:
@@ -121,8 +121,8 @@ class Client:
             pipeline: the name of a registered pipeline, or a pipeline of your own if the service allows that.
             params: one parameter set, or several; None for one without parameters.
             stay_open: accept further parameter sets by :meth:`send_input_params`, until :meth:`send_stop_frame`.
-            job_id: an id of your own; submitting the same job with the same id again returns the existing one.
-            priority: jobs with the highest priority run first; above 0 this needs a permission.
+            job_id: the id of the job; submitting the same content with the same id again returns the existing job.
+            priority: jobs with the highest priority run first; a priority above 0 needs the permission ``prioritize``.
             deadline: abort the job after this many seconds.
             on_error: whether other work continues after an error.
             start_at: when the job starts, as a datetime with a time zone, or in seconds since 1970.
@@ -160,15 +160,15 @@ class Client:
         since: float | None = None,
         until: float | None = None,
     ) -> list[JobInfo]:
-        """Return the newest jobs that fit everything that is given, the newest first.
+        """Return the newest jobs that match all conditions, the newest first.
 
         Args:
             limit: the maximum number of jobs.
             status: only jobs with this status.
             pipeline: only jobs of the pipeline with this name.
             principal: only jobs of this principal.
-            since: only jobs that were created then or later, in seconds since 1970.
-            until: only jobs that were created before that.
+            since: only jobs that were created at this time or later, in seconds since 1970.
+            until: only jobs that were created before this time.
 
         Raises:
             ValueError: ``status`` is not a ``JobStatus``.
@@ -189,7 +189,7 @@ class Client:
         return found[:limit]
 
     async def stats(self) -> SessionStats:
-        """Return what runs and what waits, and the state of the workers; needs the permission ``metrics``."""
+        """Return the numbers of jobs and the state of the workers; needs the permission ``metrics``."""
         found = await self._connection.request("GET", "/stats")
         try:
             return msgspec.convert(found, SessionStats)
@@ -207,8 +207,8 @@ class Client:
     async def changes(self) -> AsyncGenerator[JobInfo | dict[str, SiteStats], None]:
         """Yield the states of all jobs, and of the workers by site; then those that change, until the service ends.
 
-        It is a state and not a history: fast changes are coalesced. Without the permission ``metrics``, there are only
-        jobs.
+        The iterator yields states, not a history: fast changes are coalesced. Without the permission ``metrics``, it
+        yields jobs only.
 
         Raises:
             ServiceError: the connection has broken.

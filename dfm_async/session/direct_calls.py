@@ -331,16 +331,16 @@ class DirectCalls(ABC):
     async def call(self, operation: Any, /, *args: Any, **kwargs: Any) -> Any:
         """Call one operation, and return its value: ``await session.call(anomaly, 17.0)``.
 
-        Each call is an ordinary job; its plan is prepared once per operation. The value of a generator, and of a
-        function that returns an iterator, is the list of its elements. Cancelling it cancels the job, and returns when
-        nothing of the job is running any more.
+        Each call is an ordinary job; its plan is prepared once per operation. A generator, or a function that returns
+        an iterator, returns the list of its elements. Cancelling the call cancels the job, and waits until nothing of
+        the job is running any more.
 
         Args:
             operation: the operation.
             args: its arguments.
             site: where it runs, if several sites offer it: a site, its name, or ``BestOf([...])``.
-            provider: whose code it runs, if the site has several providers.
-            retry: how a failed call is retried.
+            provider: the provider whose code runs, if the site has several providers.
+            retry: the retry policy of the call.
             deadline: the number of seconds that one attempt may take; waiting for a thread does not count. To limit the
                 total time, use ``asyncio.timeout``.
             kwargs: its arguments by name.
@@ -400,13 +400,14 @@ class DirectCalls(ABC):
         """Call an operation with each element of an iterable: ``async for value in session.map(anomaly, values)``.
 
         The map is one job, which uses all cores of the site. Inputs are pulled as they are needed, so they may be
-        infinite. Leaving the loop cancels the calls in flight and closes the inputs. So do ``aclose()`` and the end of
-        a block ``async with session.map(...) as values``, which return when nothing of the job is running any more.
+        infinite. Leaving the loop cancels the calls in flight and closes the inputs. ``aclose()`` and the end of a
+        block ``async with session.map(...) as values`` do the same, and wait until nothing of the job is running any
+        more.
 
         Args:
             operation: the operation.
-            iterables: its first arguments: iterables or async iterables, several as for the builtin ``map``.
-                Synchronous ones are pulled on the event loop, so they should not block.
+            iterables: the positional arguments: iterables or async iterables; several, as for the builtin ``map``.
+                Synchronous iterables are pulled on the event loop, so they should not block.
             concurrency: the maximum number of calls in flight, 256 by default. At most four times as many inputs are
                 ahead of the last value that was read.
             ordered: whether to yield values in the order of the inputs, or as calls complete.
@@ -600,7 +601,7 @@ class DirectCalls(ABC):
         """Run a pipeline made from a function, and return its result: ``await session.run(report, day="mon")``.
 
         The run is an ordinary job with one parameter set. Results of other places are not returned: use :meth:`execute`
-        to read them. Cancelling it cancels the job, and returns when nothing of the job is running any more.
+        to read them. Cancelling the call cancels the job, and waits until nothing of the job is running any more.
 
         Args:
             pipeline: the pipeline, made by :meth:`Federation.pipeline`.
@@ -612,7 +613,7 @@ class DirectCalls(ABC):
             JobAborted: a process was lost, or the session was closed.
             ParameterError: a parameter has the wrong type, or cannot be sent.
             PipelineError: the pipeline cannot be prepared.
-            TypeError: parameters are missing or unknown; or the pipeline was not made of a function.
+            TypeError: parameters are missing or unknown, or the pipeline was not made from a function.
         """
         if not isinstance(pipeline, Pipeline) or pipeline.signature is None:
             hint = "use session.execute for other pipelines, and session.call for operations"

@@ -302,8 +302,8 @@ def override(
 ) -> Iterator[Fake]:
     """Replace an operation by a fake while the block runs, in all sessions of this process.
 
-    The fake runs in the process of the test, on the loop of its session, wherever the operation would: so it can use
-    whatever the test has, and must not block. Streams come to it as lists.
+    The fake runs in the process of the test, on the loop of its session, even if the operation would run elsewhere. It
+    can therefore use objects of the test, and must not block. It gets streams as lists.
 
     Args:
         federation: the federation.

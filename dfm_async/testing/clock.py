@@ -152,10 +152,9 @@ def _seconds(moment: datetime) -> float:
 async def virtual_time(at: datetime | None = None) -> AsyncIterator[VirtualClock]:
     """Stop the clock of the running loop for a block; the test advances it.
 
-    Timeouts, deadlines and retry pauses of the loop take no real time then, and happen in the same order every time.
-    Only what runs on this loop is meant: threads and processes go on in real time. Before the clock moves, it waits for
-    calls of synchronous operations, up to a second of real time; it does not wait for synchronous generators, nor for
-    processes.
+    Timeouts, deadlines and retry delays of the loop then take no real time, and occur in the same order every time.
+    Threads and processes continue in real time. Before the clock advances, it waits for calls of synchronous
+    operations, up to a second of real time; it does not wait for synchronous generators, nor for processes.
 
     Args:
         at: the time of day when the block begins; by default that of the machine. It advances with the clock, and

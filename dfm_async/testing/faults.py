@@ -92,9 +92,9 @@ class Fault:
 
 
 class Faults:
-    """Injects faults into a session, also while jobs run. Ends with its session, or with its ``with`` block.
+    """Inject faults into a session, even while jobs run. All faults end with the session, or with the ``with`` block.
 
-    Jobs that run in processes, and began before this was made, are spared by what is done to operations.
+    Faults of operations do not affect jobs in worker processes that started before this object was created.
 
     Args:
         session: a connected session.

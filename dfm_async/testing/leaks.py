@@ -56,7 +56,7 @@ def no_leaks() -> Iterator[None]:
     """Check that a block leaves no task, thread, child process, descriptor or shared memory behind.
 
     Raises:
-        AssertionError: it does; names all of them.
+        AssertionError: the block left something behind; names all of it.
     """
     before, ours = ResourceSnapshot(), all_tasks()
     yield

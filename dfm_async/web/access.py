@@ -54,10 +54,11 @@ class Principal:
 
 
 class Authorizer(Protocol):
-    """Identifies clients, and decides what they may do. Derive from it, and implement ``__call__``.
+    """Identify clients, and decide what they may do. Derive from this class, and implement ``__call__``.
 
     Attributes:
-        query: the names of the query parameters that it reads, such as ``("key",)``; other unknown ones are refused.
+        query: the names of the query parameters that the authorizer reads, such as ``("key",)``; routes reject other
+            unknown ones.
     """
 
     query: Collection[str] = ()
@@ -79,10 +80,10 @@ class Authorizer(Protocol):
         return action not in _NOT_BY_DEFAULT and (job is None or job.label == principal.id)
 
     def only_label(self, principal: Principal) -> str | None:
-        """Return the label of the only jobs that a principal may read; None if it may read others.
+        """Return the label of the only jobs that a principal may read; None if it may read jobs with other labels.
 
-        A list of jobs reads no others then, however many there are; those with the label must pass ``allows`` all the
-        same. By default it is the id of the principal, or None if ``allows`` is overridden.
+        Job lists then read only jobs with this label, which must also pass ``allows``. The default is the id of the
+        principal, or None if ``allows`` is overridden.
 
         Args:
             principal: the principal.
@@ -91,7 +92,7 @@ class Authorizer(Protocol):
 
 
 class TokenAuthorizer(Authorizer):
-    """Serves clients that have a token; all of them are one principal, which may do everything.
+    """Serve clients that have a token; all of them are one principal, which may do everything.
 
     Programs send ``Authorization: Bearer <token>``. A browser opens ``/?token=<token>`` once, and gets a cookie that is
     derived from the token. The cookie is not sent with requests that pages of other sites make, and no script can
@@ -127,7 +128,7 @@ class TokenAuthorizer(Authorizer):
         return True
 
     def enter(self, request: Request) -> Response | None:
-        """Return the response for a browser that brings the token in the address; None if it does not."""
+        """Return the response for a browser that sends the token in the address; None if it does not."""
         # Tokens have no spaces, but may have a plus, which means a space in a query.
         if not _same(request.query_params.get("token", "").replace(" ", "+"), self._token):
             return None
@@ -167,10 +168,10 @@ class LocalAuthorizer(TokenAuthorizer):
 
 
 class AllowAnyone(Authorizer):
-    """Serves everybody as one principal, which may do everything: for tests, and where only trusted programs connect.
+    """Serve all clients as one principal, which may do everything: for tests, and where only trusted programs connect.
 
-    Pages of other sites are refused, as far as browsers report the origin of a request. The host name is not checked: a
-    page whose own name is made to lead to this service (DNS rebinding) is served. Do not use it where browsers run.
+    Pages of other sites are rejected if the browser reports the origin of the request. The host name is not checked, so
+    a page whose name resolves to this service (DNS rebinding) is served. Do not use this class where browsers run.
     """
 
     async def __call__(self, request: HTTPConnection, /) -> Principal | None:

@@ -69,7 +69,7 @@ def valid_name(name: str) -> bool:
 
 
 class Service:
-    """Serves the jobs of a federation over HTTP.
+    """Serve the jobs of a federation over HTTP.
 
     Give :attr:`lifespan` to your application, and mount :attr:`app`, or include :attr:`routes`::
 
@@ -79,23 +79,24 @@ class Service:
     ``service.app`` can also be served by itself.
 
     Args:
-        federation: the sites and their operations; for a session with options of its own give ``session``.
-        session: the session to use, or a function that makes one each time that the application starts. One that is
-            connected already is used as it is, and not closed.
+        federation: the sites and their operations; pass ``session`` instead for a session with options.
+        session: the session to use, or a function that creates one each time that the application starts. A session
+            that is already connected is not closed.
         pipelines: the pipelines that clients may run, by name.
         authorizer: identifies clients, and decides what they may do. Without one, only clients on this machine are
-            served that have the token of ``DFM_TOKEN``, or else one that is printed when the service starts; they may
-            do everything. ``TokenAuthorizer(token)`` also serves others, ``AllowAnyone()`` needs no token.
-        limits: what clients may have at most.
-        allow_pipelines: whether clients may bring pipelines of their own. They can then call every operation of the
+            served, with the token of ``DFM_TOKEN`` or one that is printed when the service starts; they may do
+            everything. ``TokenAuthorizer(token)`` also serves clients on other machines, and ``AllowAnyone()`` needs no
+            token.
+        limits: the limits of clients.
+        allow_pipelines: whether clients may submit their own pipelines. They can then call every operation of the
             federation, with any arguments.
-        drain_on_signals: whether the service drains on SIGINT and SIGTERM. Servers wait for open connections before
-            they end the lifespan, so that streams would delay the end otherwise.
+        drain_on_signals: whether the service drains on SIGINT and SIGTERM. Otherwise open streams would delay the
+            shutdown, because servers wait for open connections before they end the lifespan.
         page: whether the live page is served, at ``/``. Jobs of clients are then executed with ``watch=True``.
         resume: whether jobs in the store of the session that were interrupted are resumed when the service starts, the
-            oldest first, and in PostgreSQL also the jobs of other processes that die later. Those that cannot be
-            resumed are reported in the log, and stay interrupted.
-        accept_changes: whether they are resumed although the code of their operations has changed.
+            oldest first, and in PostgreSQL also the jobs of other processes that die later. Jobs that cannot be resumed
+            stay interrupted, and are reported in the log.
+        accept_changes: whether such jobs are resumed even if the code of their operations has changed.
     """
 
     def __init__(
@@ -216,9 +217,9 @@ class Service:
     def mcp(self) -> ASGIApp:
         """Return an application that offers every registered pipeline as a tool for agents. Needs the extra ``mcp``.
 
-        It speaks the Model Context Protocol over HTTP. Give it a route beside the service, before the service opens:
-        ``Route("/mcp", service.mcp())``. The same authorizer decides which clients may see and call the tools. A call
-        is a job of its principal.
+        The application serves the Model Context Protocol over HTTP. Add a route for it beside the service, before the
+        service opens: ``Route("/mcp", service.mcp())``. The same authorizer decides which clients may see and call the
+        tools. A call is a job of its principal.
 
         Raises:
             ImportError: the extra is not installed.
@@ -279,7 +280,7 @@ class Service:
     async def lifespan(self, _app: Any = None) -> AsyncIterator[None]:
         """Open the session; at the end, drain the open streams and close it.
 
-        Give it to your application. If that has a lifespan already: ``async with service.lifespan(): ...`` in it.
+        Pass it to your application. In an application with its own lifespan, enter ``service.lifespan()`` there.
 
         Raises:
             PipelineError: a registered pipeline cannot be run, or one of a schedule.
@@ -374,9 +375,9 @@ class Service:
         return self._session()
 
     async def drain(self) -> None:
-        """Take no further jobs and streams, and end the open streams; each reports the offset at which to go on.
+        """Accept no further jobs and streams, and end the open streams; each reports the offset to continue from.
 
-        Jobs go on, and can be read and steered. Returns when the last stream has ended.
+        Jobs continue, and clients can read and control them. Return when the last stream has ended.
         """
         self._state.streams.drain()
         await self._state.streams.until(0)
@@ -393,11 +394,11 @@ class Service:
 
     @property
     def ready(self) -> bool:
-        """Whether the service takes jobs and streams."""
+        """Whether the service accepts jobs and streams."""
         return self._state.ready
 
     def session(self, request: HTTPConnection) -> Session:
-        """Return the session, for handlers of your own: ``Depends(service.session)``, or ``service.session(request)``.
+        """Return the session, for your own handlers: ``Depends(service.session)``, or ``service.session(request)``.
 
         Raises:
             SessionClosed: the service is not open.

@@ -218,7 +218,7 @@ def register(
 
     Args:
         kind: the type.
-        name: what travels in place of the type, such as ``"geo.Grid"``. It must be the same everywhere.
+        name: the name that is sent in place of the type, such as ``"geo.Grid"``. It must be the same everywhere.
         encode: turns a value into data. Equal values should give equal data, for cache keys.
         decode: turns the data into a value. It should raise an error for data that ``encode`` does not return.
         safe: whether ``decode`` may get untrusted data. Pass False if it unpickles or runs parts of it: then the
