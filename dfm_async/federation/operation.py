@@ -393,6 +393,17 @@ class Operation(Generic[P, R_co, V_co]):
     def __get__(self, instance: object, owner: type | None = None) -> Operation[P, R_co, V_co]:
         return self
 
+    def __mro_entries__(self, _bases: tuple[Any, ...]) -> Never:
+        """Explain, to a class that names the operation as its base, that an operation is not a class."""
+        source = getattr(self.source, "__qualname__", None)
+        if isinstance(self.source, type):
+            todo = f"define class {source!r} without the decorator, inherit from it, and offer it with site.operation()"
+        elif inspect.isfunction(self.source):
+            todo = f"it is made of the function {source!r}, which a method 'body' of the class can call"
+        else:
+            todo = "inherit from a class that is not an operation"
+        raise TypeError(f"a class cannot inherit from operation {self.name!r}, because it is not a class: {todo}")
+
     def __reduce__(self) -> tuple[Any, ...]:
         # Travels as its code and name: in a worker, an operation that another one calls just runs.
         return (_rebuild, (self.name, self.code))

@@ -8,6 +8,7 @@ import functools
 import inspect
 import pickle
 import pydoc
+import types
 from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
 
@@ -495,3 +496,34 @@ def test_an_unknown_argument_is_reported_with_a_similar_one() -> None:
             decorated(1, timeout=3)  # type: ignore[call-overload]
         with pytest.raises(TypeError, match="missing a required argument: 'x'"):
             decorated()  # type: ignore[call-overload]
+
+
+def test_a_class_that_inherits_from_an_operation_is_told_what_to_do(site: Site) -> None:
+    @site.operation
+    class Base:
+        def body(self, x: int) -> int:
+            return x
+
+    @site.operation
+    def function(x: int) -> int:
+        return x
+
+    prepared = site.operation(functools.partial(bare, y=3), name="prepared")
+    advice: list[tuple[Any, str]] = [
+        (Base, r"'Base', because it is not a class: define class '.*Base' without the decorator, inherit from it, and"),
+        (function, r"'function', because it is not a class: it is made of the function '.*function', which a method"),
+        (prepared, r"'prepared', because it is not a class: inherit from a class that is not an operation"),
+    ]
+    for operation, expected in advice:
+        with pytest.raises(TypeError, match=rf"a class cannot inherit from operation {expected}"):
+            types.new_class("Derived", (operation,))
+        with pytest.raises(TypeError, match=rf"a class cannot inherit from operation {expected}"):
+
+            class Derived(operation):
+                pass
+
+    @site.operation(name="derived")
+    class Again(Base.source):  # type: ignore[misc, name-defined]
+        pass
+
+    assert Again(4) == 4
