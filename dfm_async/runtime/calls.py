@@ -519,14 +519,20 @@ async def recall(job: StreamingJob, call: OperationCall) -> None:
 
 
 def _record(job: StreamingJob, call: OperationCall, recording: Recording, value: Any) -> None:
-    """Record the value of a call before anything that depends on it begins."""
+    """Record the value of a call before anything that depends on it begins, or take one that is recorded already."""
 
-    def done(error: Exception | None) -> None:
+    def done(found: bytes | Exception | None) -> None:
         if job.stopping:
             return
         try:
+            chosen, error = value, found if isinstance(found, Exception) else None
+            if isinstance(found, bytes):
+                try:
+                    chosen = recording.codec.loads(found)
+                except EncodingError as unreadable:
+                    error = unreadable
             if error is None:
-                job.game.complete(call.activity, value)
+                job.game.complete(call.activity, chosen)
             else:
                 job.game.fail(call.activity, job.game.error(call.activity, error, call.attempt, cause_of(error)))
             job.advance_soon()

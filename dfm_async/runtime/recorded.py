@@ -16,7 +16,7 @@ from dfm_async.runtime.sources import AsyncSource, IteratorCancelled, Source
 from dfm_async.wire.codec import Broken, Codec, Packed
 
 if TYPE_CHECKING:
-    from dfm_async.site.checkpoints import JobCheckpoints
+    from dfm_async.site.checkpoints import JobCheckpoints, RecordedElements
 
 RESUME_FROM: Final = "resume_from"
 """The parameter of operations that can begin after the elements that are recorded."""
@@ -63,7 +63,7 @@ class RecordedSource:
     """Record the elements of another source before they are read.
 
     Elements are encoded when they are produced, and written in the batches in which they are read. A reader gets a
-    batch when it is committed.
+    batch when it is committed. If another process has recorded elements meanwhile, the reader gets those.
 
     Args:
         recording: where they are recorded.
@@ -101,7 +101,7 @@ class RecordedSource:
         while not self._ready and not self._ended:
             if self._position < self._recording.count:
                 await self._recall()
-            elif self.producer is None:
+            elif self.producer is None or self._recording.ended:
                 self._ended = True
             else:
                 await self._produce(self.producer, limit)
@@ -139,11 +139,24 @@ class RecordedSource:
             self._uncommitted = found
         recording, new = self._recording, self._uncommitted
         data = recording.codec.dumps([element.packed for element in new]) if new else b""
-        await recording.checkpoints.record_elements(recording.node, recording.frame, self._position, len(new), data)
+        record = recording.checkpoints.record_elements
+        other = await record(recording.node, recording.frame, self._position, len(new), data)
+        if other is not None:
+            self._adopt(other, new)
+            return
         self._uncommitted = None
         self._position += len(new)
         self._ended = self._ended or not new
         self._ready.extend(element.value for element in new)
+
+    def _adopt(self, other: RecordedElements, new: list[_Element]) -> None:
+        """Go on behind the elements that another process has recorded, and drop those that are in their place here."""
+        self._recording.count, self._recording.ended = other.count, other.ended
+        replaced = other.count - self._position
+        if new and replaced >= len(new):
+            self._uncommitted, self._skip = None, replaced - len(new)
+        else:
+            self._uncommitted = new[replaced:]
 
     @staticmethod
     async def _produced(producer: Source, limit: int) -> list[Any]:

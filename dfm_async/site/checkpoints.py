@@ -1,6 +1,9 @@
 """The values of completed calls in a file of the site: a job that runs again does not repeat these calls.
 
 The elements of a generator are recorded in batches, as they are read. A batch without elements marks the end.
+
+What was recorded first is never replaced: a process that was stopped, and whose job another one has resumed meanwhile,
+may record the same call. Both go on with the value that was recorded first.
 """
 
 from __future__ import annotations
@@ -47,11 +50,17 @@ _TABLES: Final = (
     )
     """,
 )
-_INSERT: Final = "INSERT OR REPLACE INTO checkpoints (job, node, frame, data) VALUES (?, ?, ?, ?)"
-_INSERT_ELEMENTS: Final = (
-    "INSERT OR REPLACE INTO elements (job, node, frame, first, count, data) VALUES (?, ?, ?, ?, ?, ?)"
-)
+_INSERT: Final = "INSERT OR IGNORE INTO checkpoints (job, node, frame, data) VALUES (?, ?, ?, ?)"
+_INSERT_ELEMENTS: Final = """
+INSERT INTO elements (job, node, frame, first, count, data) SELECT * FROM
+(SELECT ? AS job, ? AS node, ? AS frame, ? AS first, ? AS count, ? AS data) AS new WHERE coalesce((
+    SELECT last.count > 0 AND last.first + last.count <= new.first FROM elements AS last
+    WHERE last.job = new.job AND last.node = new.node AND last.frame = new.frame ORDER BY last.first DESC LIMIT 1
+), 1)
+"""
+"""Insert a batch behind those that are recorded, unless they are all."""
 _SELECT: Final = "SELECT data FROM checkpoints WHERE job = ? AND node = ? AND frame = ?"
+_BATCH: Final = "SELECT count, data FROM elements WHERE job = ? AND node = ? AND frame = ? AND first = ?"
 _LAST: Final = "SELECT first, count FROM elements WHERE job = ? AND node = ? AND frame = ? ORDER BY first DESC LIMIT 1"
 _BATCHES: Final = """
 SELECT first, count, data FROM elements WHERE job = ? AND node = ? AND frame = ? AND first >= ? AND count > 0
@@ -63,7 +72,7 @@ SELECT frame FROM checkpoints WHERE job = ? AND node = ? UNION SELECT frame FROM
 _DELETE: Final = ("DELETE FROM checkpoints WHERE job = ?", "DELETE FROM elements WHERE job = ?")
 _SETS: Final = "CREATE TEMP TABLE sets (old TEXT PRIMARY KEY, new TEXT NOT NULL)"
 _COPY: Final = """
-INSERT OR REPLACE INTO {table} (job, node, frame, {columns})
+INSERT OR IGNORE INTO {table} (job, node, frame, {columns})
 SELECT ?, node, new || substr(frame, length(old) + 1), {columns} FROM {table}
 JOIN sets ON old = substr(frame, 1, instr(frame || '.', '.') - 1) WHERE job = ? AND is_kept(node, frame)
 """
@@ -187,13 +196,24 @@ class Checkpoints:
             if isinstance(request, _Write) and request not in refused:
                 rows.setdefault(request.insert, []).append(request.row)
 
+        kept: set[str] = set()  # the statements some of whose rows were not inserted
+
         def insert() -> None:
             for statement, found in rows.items():
-                connection.executemany(statement, found)
+                if connection.executemany(statement, found).rowcount < len(found):
+                    kept.add(statement)
 
         if rows:
             _in_transaction(connection, insert)
-        return [refused.get(request) if isinstance(request, _Write) else request.read(connection) for request in group]
+
+        def outcome(request: _Request) -> Any:
+            if isinstance(request, _Read):
+                return request.read(connection)
+            if request in refused:
+                return refused[request]
+            return _recorded(connection, request) if request.insert in kept else None
+
+        return [outcome(request) for request in group]
 
     def _refused(self, connection: sqlite3.Connection, group: list[_Request]) -> dict[_Write, StoreError]:
         """Return the values that are too large, or do not fit, with the reason."""
@@ -236,18 +256,29 @@ class JobCheckpoints:
         self._all = checkpoints
         self._job = job
 
-    def record(self, node: str, frame: Frame, data: bytes, done: Callable[[StoreError | None], object]) -> None:
-        """Write the value of a call; ``done`` is called when it is committed, or with the error if it cannot be."""
+    def record(self, node: str, frame: Frame, data: bytes, done: Callable[[bytes | StoreError | None], object]) -> None:
+        """Write the value of a call; ``done`` is called when it is committed, or with the error if it cannot be.
+
+        If another value is recorded already, ``done`` gets that, and this one is dropped.
+        """
         self._all.carry_out(_Write(_INSERT, (*_key(self._job, node, frame), data), done))
 
-    async def record_elements(self, node: str, frame: Frame, first: int, count: int, data: bytes) -> None:
+    async def record_elements(
+        self, node: str, frame: Frame, first: int, count: int, data: bytes
+    ) -> RecordedElements | None:
         """Write a batch of elements of a generator, or that it has ended, if there are none. Committed on return.
+
+        Returns:
+            If other elements are recorded from the first one on, or the end, then these; the batch was dropped.
 
         Raises:
             StoreError: it cannot be written.
         """
         row = (*_key(self._job, node, frame), first, count, data)
-        await _outcome(lambda done: self._all.carry_out(_Write(_INSERT_ELEMENTS, row, done)))
+        found: RecordedElements | None = await _outcome(
+            lambda done: self._all.carry_out(_Write(_INSERT_ELEMENTS, row, done))
+        )
+        return found
 
     async def find(self, node: str, frame: Frame) -> bytes | RecordedElements | None:
         """Return the value of a call, or what is known of its elements, or None.
@@ -299,8 +330,24 @@ def _find(connection: sqlite3.Connection, key: _Key) -> bytes | RecordedElements
     row = connection.execute(_SELECT, key).fetchone()
     if row is not None:
         return bytes(row[0])
+    return _last(connection, key)
+
+
+def _last(connection: sqlite3.Connection, key: _Key) -> RecordedElements | None:
     row = connection.execute(_LAST, key).fetchone()
     return None if row is None else RecordedElements(row[0] + row[1], ended=row[1] == 0)
+
+
+def _recorded(connection: sqlite3.Connection, request: _Write) -> bytes | RecordedElements | None:
+    """Return what was recorded before a row; None if it is the same, or nothing."""
+    *key, data = request.row
+    if request.insert == _INSERT:
+        row = connection.execute(_SELECT, key).fetchone()
+        return None if row is None or row[0] == data else bytes(row[0])
+    job, node, frame, first, count = key
+    if connection.execute(_BATCH, (job, node, frame, first)).fetchone() == (count, data):
+        return None
+    return _last(connection, (job, node, frame))
 
 
 def _elements(connection: sqlite3.Connection, key: tuple[Any, ...]) -> list[tuple[int, bytes]]:

@@ -39,6 +39,7 @@ from dfm_async import (
 )
 from dfm_async.federation.fingerprints import fingerprint
 from dfm_async.federation.operation import Adapter
+from dfm_async.site.checkpoints import JobCheckpoints
 from dfm_async.store.batching import Batch
 from dfm_async.store.sqlite import SqliteStore
 from tests.support.sessions import SHORT
@@ -160,6 +161,30 @@ async def test_recorded_calls_are_not_repeated_by_a_resumed_job(
     assert {name: count for name, count in after.items() if name.startswith("double") and count > 1} == {}
     assert after["gate-8"] == 2, "what was in flight runs again"
     assert after["gate-2"] == 2, "what is not recorded runs again"
+
+
+async def test_a_value_that_another_process_has_recorded_first_is_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As by a process that was stopped, and has gone on while its job was resumed elsewhere."""
+    record, first = JobCheckpoints.record, list[bytes]()
+
+    def second(self: JobCheckpoints, node: str, frame: tuple[int, ...], data: bytes, done: Any) -> None:
+        if not node.startswith("double#"):
+            record(self, node, frame, data, done)
+            return
+        first.append(data)
+        record(self, node, frame, first[0], lambda _: record(self, node, frame, data, done))
+
+    monkeypatch.setattr(JobCheckpoints, "record", second)
+    async with Session(fed, target="inline", store=f"sqlite:///{tmp_path}/jobs.db") as session:
+        with Pipeline() as pipeline:
+            folder = PlaceParam("folder")
+            with ForEach(numbers(4), concurrency=1) as number:
+                value = double(folder, number)
+            Yield(total(folder, collect(value)))
+        job = await session.execute(pipeline, {"folder": str(tmp_path)})
+        assert (await job.first()).value == 0, "the value of the first element is recorded for all"
 
 
 async def test_all_calls_can_be_recorded(tmp_path: Path) -> None:

@@ -27,15 +27,15 @@ async def checkpoints(tmp_path: Path) -> AsyncIterator[Checkpoints]:
 
 async def record(checkpoints: Checkpoints, job: str, node: str, frame: tuple[int, ...], data: bytes) -> None:
     """Record a value, and wait until it is committed."""
-    found: asyncio.Future[StoreError | None] = asyncio.get_running_loop().create_future()
+    found: asyncio.Future[bytes | StoreError | None] = asyncio.get_running_loop().create_future()
     checkpoints.of(job).record(node, frame, data, lambda error: None if found.done() else found.set_result(error))
     error = await found
-    if error is not None:
+    if isinstance(error, StoreError):
         raise error
 
 
 async def test_a_request_in_the_turn_in_which_a_group_ends_is_carried_out(checkpoints: Checkpoints) -> None:
-    ended: asyncio.Future[StoreError | None] = asyncio.get_running_loop().create_future()
+    ended: asyncio.Future[bytes | StoreError | None] = asyncio.get_running_loop().create_future()
     job = checkpoints.of("job")
     job.record("a", (0,), b"x", lambda _: job.record("b", (0,), b"y", ended.set_result))
     async with asyncio.timeout(30):
@@ -66,6 +66,19 @@ async def test_a_value_beyond_the_limit_fails_alone(checkpoints: Checkpoints) ->
     assert [found[0], found[1], found[3], found[4]] == [None, None, None, b"x"]
     assert await checkpoints.of("job").find("b", (3,)) == b"\0"
     assert await checkpoints.of("job").find("b", (2,)) is None
+
+
+async def test_what_was_recorded_first_is_not_replaced(checkpoints: Checkpoints, tmp_path: Path) -> None:
+    await record(checkpoints, "job", "a", (0,), b"first")
+    outcomes: list[asyncio.Future[bytes | StoreError | None]] = []
+    for node, data in (("a", b"second"), ("a", b"first"), ("b", b"other")):
+        outcomes.append(asyncio.get_running_loop().create_future())
+        checkpoints.of("job").record(node, (0,), data, outcomes[-1].set_result)
+    assert await asyncio.gather(*outcomes) == [b"first", None, None]
+    assert await checkpoints.of("job").find("a", (0,)) == b"first"
+    await record(checkpoints, "new", "a", (0,), b"third")
+    await asyncio.to_thread(copy, str(tmp_path), "job", "new", {0: 0})
+    assert [await checkpoints.of("new").find(node, (0,)) for node in "ab"] == [b"third", b"other"]
 
 
 async def test_a_lock_of_another_process_is_waited_for(checkpoints: Checkpoints, tmp_path: Path) -> None:
