@@ -376,7 +376,10 @@ class DurableJobs:
         self._changed(None)
 
     async def _show_unseen(self) -> None:
-        """Make the jobs known that other processes have changed, until this is cancelled."""
+        """Make the jobs known that other processes have changed, until this is cancelled.
+
+        After an error it pauses, for longer and longer up to a limit: no event reports that a database has returned.
+        """
         pauses = delays(_FIRST_PAUSE, _LONGEST_PAUSE)
         while True:
             await self._signal.wait_until(lambda: self._unseen is None or self._unseen)

@@ -20,6 +20,7 @@ import contextlib
 import hashlib
 import itertools
 import logging
+import math
 import os
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
@@ -56,6 +57,8 @@ _LONGEST_PAUSE: Final = 1.0
 """The number of seconds between two attempts to connect, at first and at most."""
 _RENEWALS: Final = 4
 """How often a lease is renewed per period."""
+_LONGEST_TIMEOUT: Final = 3600
+"""The largest number of seconds that a connection may go without an answer, whatever the lease."""
 _CHANGED: Final = 1000
 """The number of changed jobs whose ids a follower keeps; if there are more, any may have changed."""
 _NAME: Final = re.compile(r"[a-z_][a-z0-9_]{0,62}")
@@ -78,7 +81,8 @@ class PostgresStore(GroupCommitStore):
         url: the database, in the form of libpq: ``postgresql://user@host/database``.
         schema: the schema for the tables, which is created if it does not exist.
         lease: after how many seconds without a sign of this store others may take over its jobs. Also for how long
-            reading and writing are retried while the server cannot be reached.
+            reading and writing are retried while the server cannot be reached, and after how long a connection that
+            gets no answer is considered broken.
     """
 
     largest = 900_000_000
@@ -86,7 +90,7 @@ class PostgresStore(GroupCommitStore):
 
     def __init__(self, url: str, *, schema: str = "dfm_async", lease: float = 10.0) -> None:
         try:
-            info: dict[str, Any] = {"connect_timeout": 10, **conninfo_to_dict(url)}
+            info: dict[str, Any] = conninfo_to_dict(url)
         except psycopg.ProgrammingError as error:
             form = "Write postgresql://user@host/database"
             raise StoreError(_without_password(url), f"this is not a URL of a database ({error})", form) from error
@@ -96,7 +100,7 @@ class PostgresStore(GroupCommitStore):
             raise ValueError(f"lease must be a number of seconds above 0, not {lease!r}")
         super().__init__(_without_password(url))
         options = f"{info.get('options') or ''} -c search_path={schema}".strip()
-        self._conninfo = make_conninfo(**{**info, "options": options})
+        self._conninfo = make_conninfo(**{**_timeouts(lease), **info, "options": options})
         self._schema = schema
         self._lease = lease
         state = Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state")
@@ -135,7 +139,13 @@ class PostgresStore(GroupCommitStore):
         stack.push_async_callback(self._disconnect)
         self.migrated_from = await queries.prepare(connection, self._schema, self.path)
         pool: AsyncConnectionPool[Connection] = AsyncConnectionPool(
-            self._conninfo, kwargs={"autocommit": True}, min_size=1, max_size=_READERS, open=False, name="dfm-store"
+            self._conninfo,
+            kwargs={"autocommit": True},
+            min_size=1,
+            max_size=_READERS,
+            reconnect_timeout=min(self._lease, _LONGEST_TIMEOUT),  # its pauses grow until then, whoever waits
+            open=False,
+            name="dfm-store",
         )
         await pool.open()
         stack.push_async_callback(pool.close)
@@ -459,6 +469,20 @@ class _CommitFollower:
         """Return the jobs that were changed since the last call; None: any of them may have been."""
         jobs, self._jobs = self._jobs, set()
         return jobs
+
+
+def _timeouts(lease: float) -> dict[str, int]:
+    """Return the options of libpq by which a connection breaks within about a lease if the network drops packets.
+
+    What is sent must be acknowledged within the lease; keepalives do the same for connections that only wait.
+    """
+    return {
+        "connect_timeout": min(max(math.ceil(lease), 2), 10),
+        "tcp_user_timeout": math.ceil(min(lease, _LONGEST_TIMEOUT) * 1000),
+        "keepalives_idle": max(int(min(lease, _LONGEST_TIMEOUT) / 2), 1),
+        "keepalives_interval": max(int(min(lease, _LONGEST_TIMEOUT) / _RENEWALS), 1),
+        "keepalives_count": 2,
+    }
 
 
 def _is_outage(error: psycopg.Error) -> bool:

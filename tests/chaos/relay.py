@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import shutil
+import socket
 import tempfile
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -15,11 +16,17 @@ NAME = ".s.PGSQL.5432"
 
 
 class Relay:
-    """Forwards the connections of one client of a database."""
+    """Forwards the connections of one client of a database.
 
-    def __init__(self, server: Path) -> None:
+    Args:
+        server: the folder of the socket of the server.
+        listener: where the client connects; by default, a socket in ``folder``.
+    """
+
+    def __init__(self, server: Path, listener: socket.socket | None = None) -> None:
         self.folder = Path(tempfile.mkdtemp(prefix="dfm-relay-", dir="/tmp"))  # the path of a socket must be short
         self._server = server / NAME
+        self._listener = listener
         self._open = asyncio.Event()
         self._open.set()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -28,7 +35,11 @@ class Relay:
     async def running(self) -> AsyncIterator[None]:
         """Accept connections."""
         try:
-            async with await asyncio.start_unix_server(self._accept, self.folder / NAME):
+            if self._listener is None:
+                server: asyncio.Server = await asyncio.start_unix_server(self._accept, self.folder / NAME)
+            else:
+                server = await asyncio.start_server(self._accept, sock=self._listener)
+            async with server:
                 yield
                 await self._drop()
         finally:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import random
 import signal
+import socket
 from collections.abc import AsyncIterator, Collection, Iterator
 from pathlib import Path
 
@@ -16,6 +18,8 @@ from dfm_async.model.status import JobStatus
 from dfm_async.store import open_store
 from dfm_async.store.base import Entry
 from dfm_async.store.postgres import PostgresStore
+from tests.chaos.relay import Relay
+from tests.flare.namespaces import Network
 from tests.store.backends import LEASE, PostgresBackend
 from tests.store.helpers import Child, entry, everything, found, new_job, row
 from tests.support.postgres import PostgresServer, running_server
@@ -313,3 +317,53 @@ async def test_a_server_that_stays_away_is_reported(own_server: PostgresServer) 
         await store.close()
     finally:
         await asyncio.to_thread(own_server.start)
+
+
+async def test_a_network_that_drops_packets_is_noticed_within_two_leases(postgres: PostgresServer) -> None:
+    async with Network.up(["database", "replica"]) as network:
+        with network.entered("database"):
+            relay = Relay(postgres.socket, socket.create_server((network.address("database"), 5432)))
+        async with relay.running():
+            with network.entered("replica"):
+                await _cut_off_and_back(network, f"{network.address('database')}/{postgres.new_database()}")
+
+
+async def _cut_off_and_back(network: Network, database: str) -> None:
+    store, lease = PostgresStore(f"postgresql://test@{database}", lease=2), 2
+    await store.open()
+    try:
+        await store.create(new_job("j"))
+        await network.cut("replica")
+        store.append("j", entry(0))
+        for waiting in (store.flush(), store.find("j"), store.find("j")):
+            async with asyncio.timeout(2 * lease + PROMPT):
+                with pytest.raises(StoreError, match="the server cannot be reached"):
+                    await waiting
+        await network.heal("replica")
+        async with asyncio.timeout(2 * lease + PROMPT):
+            while True:  # it may wait for the next attempt to connect
+                with contextlib.suppress(StoreError):
+                    assert await store.find("j") is not None
+                    break
+        assert store.discard("j")
+    finally:
+        await store.close()
+
+
+def test_timeouts_of_connections_follow_the_lease_unless_the_url_has_them() -> None:
+    def timeouts(url: str, lease: float) -> dict[str, object]:
+        found = psycopg.conninfo.conninfo_to_dict(PostgresStore(url, lease=lease)._conninfo)
+        return {name: value for name, value in found.items() if "timeout" in name or "keepalives" in name}
+
+    assert timeouts("postgresql://db.example/jobs", 10) == {
+        "connect_timeout": "10",
+        "tcp_user_timeout": "10000",
+        "keepalives_idle": "5",
+        "keepalives_interval": "2",
+        "keepalives_count": "2",
+    }
+    given = "connect_timeout=3&tcp_user_timeout=0&keepalives_idle=60&keepalives_interval=9&keepalives_count=4"
+    found = timeouts(f"postgresql://db.example/jobs?{given}", 1e300)
+    assert "&".join(f"{name}={value}" for name, value in sorted(found.items())) == "&".join(sorted(given.split("&")))
+    assert timeouts("postgresql://db.example/jobs", 0.5)["tcp_user_timeout"] == "500"
+    assert timeouts("postgresql://db.example/jobs", 1e300)["tcp_user_timeout"] == "3600000"
