@@ -163,6 +163,8 @@ def _is_good(edge: Edge) -> bool:
 _MOST: Final = 50
 _WIDTH: Final = 80
 _MANY: Final = 8
+_RANGE: Final = {"startdate", "enddate"}
+"""The keys of a range of dates."""
 
 
 def _visible(text: str) -> str:
@@ -170,9 +172,19 @@ def _visible(text: str) -> str:
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
-def json_text(value: Any) -> str:
-    """Return a value as JSON writes it, shortened if it is long."""
-    text = _visible(json.dumps(value, ensure_ascii=False))
+def _written(value: Any) -> str:
+    if isinstance(value, dict):
+        if value.keys() == _RANGE:
+            return f"from {value['startdate']} to {value['enddate']}"
+        return "{" + ", ".join(f"{_written(key)}: {_written(option)}" for key, option in value.items()) + "}"
+    if isinstance(value, list):
+        return "[" + ", ".join(map(_written, value)) + "]"
+    return json.dumps(value, ensure_ascii=False)
+
+
+def option_text(value: Any) -> str:
+    """Return an option as JSON writes it, except for ranges of dates, shortened if it is long."""
+    text = _visible(_written(value))
     return text if len(text) <= _WIDTH else text[: _WIDTH - 3] + "..."
 
 
@@ -180,12 +192,10 @@ def single_text(advice: SingleFieldAdvice) -> str:
     """Return the value of advice that does not branch."""
     value, form = advice.value, advice.form
     if form in ("one of", "subset of") and isinstance(value, list):
-        shown = ", ".join(json_text(option) for option in value[:_MANY])
+        shown = ", ".join(option_text(option) for option in value[:_MANY])
         more = f", and {len(value) - _MANY:,} more" if len(value) > _MANY else ""
         return f"{'one' if form == 'one of' else 'some'} of {shown or 'nothing'}{more}"
-    if form == "date range" and isinstance(value, dict):
-        return f"from {value.get('startdate')} to {value.get('enddate')}"
-    return "any value" if form == "okay" else json_text(value)
+    return "any value" if form == "okay" else option_text(value)
 
 
 def _ending(edge: Edge) -> str:
@@ -206,7 +216,7 @@ def _lines(edge: Edge) -> Iterator[str]:
             yield f"{edge.field}:"
             branches = []
             for value, behind in edge.branches[:_MOST]:
-                head = "" if value is None and isinstance(behind, ErrorFieldAdvice) else json_text(value)
+                head = "" if value is None and isinstance(behind, ErrorFieldAdvice) else option_text(value)
                 deeper = _hung([list(_lines(behind))]) if isinstance(behind, FieldAdvice) else ()
                 branches.append([f"{head}{_ending(behind)}".strip(), *deeper])
             if len(edge.branches) > _MOST:

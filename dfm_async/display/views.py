@@ -15,9 +15,9 @@ from dfm_async.discovery.advice import (
     FieldAdvice,
     PartialFieldAdvice,
     SingleFieldAdvice,
+    option_text,
     single_text,
 )
-from dfm_async.discovery.advice import json_text as advised_text
 from dfm_async.display.markup import badge, folded, framed, short_repr, table, value_html
 from dfm_async.drawing import graph_of, svg
 from dfm_async.errors import DfmError, JobFailed, OperationFailed, PipelineError, WorkerLost
@@ -136,7 +136,7 @@ def _tree(advice: FieldAdvice) -> str:
         return f"{field}{value} {_behind(advice.edge)}"
     assert isinstance(advice, BranchFieldAdvice)  # noqa: S101 - there are two kinds
     items = "".join(
-        f"<li>{'' if value is None else f'<code>{escape(advised_text(value))}</code>'} {_behind(edge)}</li>"
+        f"<li>{'' if value is None else f'<code>{escape(option_text(value))}</code>'} {_behind(edge)}</li>"
         for value, edge in advice.branches[:_ROWS]
     )
     total = len(advice.branches)

@@ -14,7 +14,6 @@ import zlib
 from collections.abc import Mapping
 from http.cookiejar import CookieJar, DefaultCookiePolicy
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
-from urllib.parse import quote
 
 import msgspec
 
@@ -22,7 +21,7 @@ from dfm_async.base.redaction import note_secret
 from dfm_async.base.text import install_hint
 from dfm_async.errors import DfmError, HttpCallFailed
 from dfm_async.model.http import HttpOptions, RequestPlan
-from dfm_async.site.http_request import HttpRequest, RequestSecrets, make_request, sign
+from dfm_async.site.http_request import HttpRequest, RequestSecrets, make_request, query_text, sign
 
 if TYPE_CHECKING:
     import httpx2
@@ -233,7 +232,7 @@ def _client(base_url: str, options: HttpOptions, verify: ssl.SSLContext | None) 
             signature: RequestSecrets = request.extensions[_SIGNATURE]
             url, headers = request.url, request.headers.copy()
             if signature.query:
-                added = _query(signature.query).encode()
+                added = query_text(signature.query).encode()
                 url = url.copy_with(raw_path=url.raw_path + (b"&" if url.query else b"?") + added)
             for name, value in signature.headers:
                 headers[name] = value
@@ -258,12 +257,8 @@ def _client(base_url: str, options: HttpOptions, verify: ssl.SSLContext | None) 
     )
 
 
-def _target(path: str, query: tuple[tuple[str, str], ...]) -> bytes:
-    return f"{path}?{_query(query)}".encode() if query else path.encode()
-
-
-def _query(pairs: tuple[tuple[str, str], ...]) -> str:
-    return "&".join(f"{quote(name, safe='[]')}={quote(value, safe='')}" for name, value in pairs)
+def _target(path: str, query: str) -> bytes:
+    return f"{path}?{query}".encode() if query else path.encode()
 
 
 def _quoted(body: bytes) -> str:

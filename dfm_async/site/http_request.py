@@ -6,7 +6,7 @@ import base64
 import datetime as dt
 import enum
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final, TypeAlias
 from urllib.parse import quote, urlsplit
 
@@ -24,7 +24,8 @@ class HttpRequest(msgspec.Struct, frozen=True, kw_only=True):
     """A request, without its secrets."""
 
     path: str
-    query: tuple[tuple[str, str], ...] = ()
+    """As it is sent, like ``query``: what must be escaped is."""
+    query: str = ""
     headers: tuple[tuple[str, str], ...] = ()
     content: bytes | None = None
 
@@ -62,7 +63,7 @@ def make_request(plan: RequestPlan, arguments: Mapping[str, Any]) -> HttpRequest
             case "path":
                 filled[argument.name] = _path_part(argument, value)
             case "query":
-                query += _pairs(argument, value)
+                query += _pairs(argument, value, escaped)
             case "header":
                 headers.append((argument.name, _header_text(argument.argument, _joined(argument, value))))
             case "cookie":
@@ -71,9 +72,9 @@ def make_request(plan: RequestPlan, arguments: Mapping[str, Any]) -> HttpRequest
     if content is not None and plan.payload is not None:
         headers.append(("Content-Type", plan.payload.content_type))
     if cookies:
-        headers.append(("Cookie", "; ".join(f"{name}={quote(text, safe='')}" for name, text in cookies)))
+        headers.append(("Cookie", "; ".join(f"{name}={escaped(text)}" for name, text in cookies)))
     path = urlsplit(plan.base_url).path.rstrip("/") + TEMPLATE.sub(lambda m: filled[m[1]], plan.path)
-    return HttpRequest(path=path, query=tuple(query), headers=tuple(headers), content=content)
+    return HttpRequest(path=path, query=query_text(query, str), headers=tuple(headers), content=content)
 
 
 def sign(plan: RequestPlan, arguments: Mapping[str, Any]) -> RequestSecrets:
@@ -106,8 +107,18 @@ def sign(plan: RequestPlan, arguments: Mapping[str, Any]) -> RequestSecrets:
             case "query":
                 query.append((credential.name, secret))
             case "cookie":
-                cookies.append((credential.name, quote(secret, safe="")))
+                cookies.append((credential.name, escaped(secret)))
     return RequestSecrets(query=tuple(query), headers=tuple(headers), cookies=tuple(cookies), written=tuple(written))
+
+
+def escaped(text: str) -> str:
+    """Return a text as it can be a part of a path or a query."""
+    return quote(text, safe="")
+
+
+def query_text(pairs: Iterable[tuple[str, str]], encode: Callable[[str], str] = escaped) -> str:
+    """Return a query of names and values. ``encode`` is applied to the values."""
+    return "&".join(f"{quote(name, safe='[]')}={encode(text)}" for name, text in pairs)
 
 
 def _plain(value: Any) -> str:
@@ -131,28 +142,33 @@ def _parts(value: Any) -> list[tuple[str | None, str]]:
     return [(None, _plain(value))]
 
 
-def _joined(argument: Argument, value: Any) -> str:
+def _joined(argument: Argument, value: Any, encode: Callable[[str], str] = str) -> str:
+    """Return a value as one text. ``encode`` is applied to its parts, but not to the commas between them."""
     if argument.json:
-        return _json(value).decode()
+        return encode(_json(value).decode())
     separator = _SEPARATORS.get(argument.style, ",")
+    if separator != ",":
+        separator = encode(separator)
+    parts = [(key if key is None else encode(key), encode(text)) for key, text in _parts(value)]
     if isinstance(value, Mapping) and not argument.explode:
-        return separator.join(f"{key}{separator}{text}" for key, text in _parts(value))
-    return separator.join(text if key is None else f"{key}={text}" for key, text in _parts(value))
+        return separator.join(f"{key}{separator}{text}" for key, text in parts)
+    return separator.join(text if key is None else f"{key}={text}" for key, text in parts)
 
 
-def _pairs(argument: Argument, value: Any) -> _Pairs:
+def _pairs(argument: Argument, value: Any, encode: Callable[[str], str] = str) -> _Pairs:
+    """Return the names and the values of an argument. ``encode`` is applied to the values."""
     if argument.style == "deepObject" and isinstance(value, Mapping):
-        return [(f"{argument.name}[{key}]", text) for key, text in _parts(value)]
+        return [(f"{argument.name}[{key}]", encode(text)) for key, text in _parts(value)]
     if argument.explode and not argument.json:
-        return [(argument.name if key is None else key, text) for key, text in _parts(value)]
-    return [(argument.name, _joined(argument, value))]
+        return [(argument.name if key is None else key, encode(text)) for key, text in _parts(value)]
+    return [(argument.name, _joined(argument, value, encode))]
 
 
 def _path_part(argument: Argument, value: Any) -> str:
-    text = _joined(argument, value)
+    text = _joined(argument, value, escaped)
     if text in ("", ".", ".."):  # these would lead to another path
         raise ValueError(f"{argument.argument!r} is a part of the path and cannot be {text!r}")
-    return quote(text, safe="")
+    return text
 
 
 def _header_text(argument: str, text: str) -> str:
@@ -181,7 +197,7 @@ def _content(payload: RequestPayload, arguments: Mapping[str, Any]) -> bytes | N
             if not isinstance(value, Mapping):
                 raise ValueError(f"{payload.argument!r} is a form and must be a dict")  # noqa: TRY004 - as above
             named = [(str(key), text) for key, part in value.items() for _, text in _parts(part)]
-            return "&".join(f"{quote(key, safe='')}={quote(text, safe='')}" for key, text in named).encode()
+            return "&".join(f"{escaped(key)}={escaped(text)}" for key, text in named).encode()
         case "text":
             return _plain(value).encode()
         case "bytes":

@@ -88,5 +88,5 @@ async def test_federation_of_a_repository_runs_as_in_its_root(target: Target, fe
         "archive",
         "└─ data.LoadWinds#0",
         '   └─ variables: some of "u10m", "v10m"',
-        '      └─ selection: {"time": {"startdate": "2026-01-01", "enddate": "2026-01-31"}}',
+        '      └─ selection: {"time": from 2026-01-01 to 2026-01-31}',
     ]

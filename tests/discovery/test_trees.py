@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 import pytest
@@ -31,7 +31,7 @@ from dfm_async.discovery import (
     build_advice,
     field_advisor,
 )
-from dfm_async.discovery.advice import Edge, found_of
+from dfm_async.discovery.advice import Edge, found_of, single_text
 from dfm_async.discovery.advisors import Advisor
 from dfm_async.discovery.growth import MOST_BRANCHES, Fields, Growth, failed
 from dfm_async.errors import PartialError
@@ -261,6 +261,26 @@ def test_advice_of_dfm_itself_counts_as_ours() -> None:
     growth.questions()
     growth.answer([make("AdvisedOneOf", values=options, split_on_advice=False)])
     assert growth.tree() == SingleFieldAdvice(field="x", value=[1, 2, {"k": 2}], form="one of")
+
+
+def test_ranges_of_dates_look_the_same_wherever_they_are() -> None:
+    days = AdvisedDateRange("2026-01-01", "2026-01-31").as_pydantic_value()
+    texts = {
+        "date range": (days, "from 2026-01-01 to 2026-01-31"),
+        "dict": (
+            {"day": days, "at": ["é", days]},
+            '{"day": from 2026-01-01 to 2026-01-31, "at": ["é", from 2026-01-01 to 2026-01...',
+        ),
+        "one of": ([1, days], "one of 1, from 2026-01-01 to 2026-01-31"),
+        "subset of": ([days], "some of from 2026-01-01 to 2026-01-31"),
+    }
+    for form, (value, text) in texts.items():
+        assert single_text(SingleFieldAdvice(field="day", value=value, form=cast(Any, form))) == text
+    branch = BranchFieldAdvice(field="day", branches=((days, None), ({"day": days, "n": True}, None)))
+    assert str(Discovery(None, {"lab": {"node": branch}})).splitlines()[-2:] == [
+        "      ├─ from 2026-01-01 to 2026-01-31",
+        '      └─ {"day": from 2026-01-01 to 2026-01-31, "n": true}',
+    ]
 
 
 def test_messages_of_several_lines_and_for_terminals_stay_in_their_line_of_the_tree() -> None:

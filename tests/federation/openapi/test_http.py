@@ -90,12 +90,13 @@ async def test_arguments_go_where_the_plan_says(service: Service) -> None:
     ("options", "value", "query"),
     [
         ({"explode": True}, ["a", 1, True, None], "p=a&p=1&p=true"),
-        ({"explode": False}, ["a", "b,c"], "p=a%2Cb%2Cc"),
+        ({"explode": False}, ["a", "b,c", 1], "p=a,b%2Cc,1"),
+        ({"explode": False}, "b,c", "p=b%2Cc"),
         ({"style": "pipeDelimited"}, ["a", "b"], "p=a%7Cb"),
         ({"style": "spaceDelimited"}, ["a", "b"], "p=a%20b"),
         ({"style": "deepObject", "explode": True}, {"a": 1, "b": "x"}, "p[a]=1&p[b]=x"),
         ({"explode": True}, {"a": 1, "b": "x"}, "a=1&b=x"),
-        ({"explode": False}, {"a": 1}, "p=a%2C1"),
+        ({"explode": False}, {"a,b": 1, "c": "x=y"}, "p=a%2Cb,1,c,x%3Dy"),
         ({"json": True}, {"a": [1]}, "p=%7B%22a%22%3A%5B1%5D%7D"),
     ],
 )
@@ -104,6 +105,21 @@ async def test_arrays_and_objects_are_written_as_their_style_says(
 ) -> None:
     arguments = [{"argument": "p", "name": "p", "place": "query", **options}]
     assert (await ask(service, "/x", {"p": value}, arguments=arguments))["query"] == query
+
+
+@pytest.mark.parametrize(
+    ("options", "value", "path"),
+    [
+        ({}, ["a", "b,c", "d/e"], "a,b%2Cc,d%2Fe"),
+        ({}, {"a": 1, "b": "x,y"}, "a,1,b,x%2Cy"),
+        ({"explode": True}, {"a": 1, "b": "x=y"}, "a=1,b=x%3Dy"),
+        ({"json": True}, [1, 2], "%5B1%2C2%5D"),
+    ],
+)
+def test_parts_of_a_path_are_separated_by_commas(options: dict[str, Any], value: Any, path: str) -> None:
+    argument = Argument(argument="p", name="p", place="path", style="simple", required=True, **options)
+    plan = RequestPlan(method="GET", base_url="http://localhost", path="/x/{p}", arguments=(argument,))
+    assert make_request(plan, {"p": value}).path == f"/x/{path}"
 
 
 async def test_a_body_is_put_together_from_arguments(service: Service) -> None:
