@@ -123,6 +123,9 @@ class Pipeline(Shown, Generic[P, R_co]):
         description: str = "",
         result: str | None = None,
     ) -> None:
+        if name is not None and not isinstance(name, str):
+            hint = "@federation.pipeline makes a pipeline of a function" if callable(name) else "it is only a name"
+            raise TypeError(f"the name of a pipeline must be a string, not {name!r}: {hint}")
         self.name = name
         self.description = description
         self.result = result

@@ -16,6 +16,7 @@ from dfm_async.model.status import JobStatus
 from dfm_async.planning.plan import Plan
 from dfm_async.planning.prepare import prepare_discovery
 from dfm_async.session.job import Job
+from dfm_async.session.preparation import not_a_pipeline
 
 
 async def discover(
@@ -29,7 +30,7 @@ async def discover(
 ) -> Discovery:
     """Query the sites by a job, and combine their answers. See :meth:`Session.discover`."""
     if not isinstance(pipeline, Pipeline):
-        raise TypeError(f"expected a Pipeline, not {pipeline!r}")
+        raise TypeError(not_a_pipeline(pipeline))
     plan = prepare_discovery(pipeline, federation, homesite, restrict_to_sites)
     job = await execute(plan)
     sites: dict[str, dict[str, Found]] = {

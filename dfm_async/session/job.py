@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable, Coroutine, Generator, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Generic, Literal, Protocol, overload
+from typing import TYPE_CHECKING, Any, Generic, Literal, NoReturn, Protocol, overload
 
 from dfm_async.base.rendering import Shown, renderer
 from dfm_async.engine.job_table import JobControl
@@ -19,7 +19,8 @@ from dfm_async.results.record import JobRecord
 from dfm_async.results.watching import ActivityReader
 from dfm_async.runtime.operation_errors import cancel_task
 from dfm_async.session.callbacks import Callbacks
-from dfm_async.session.stream import EventStream, ResultStream
+from dfm_async.session.hints import IN_JOBS, no_attribute
+from dfm_async.session.stream import ClosableIterator, EventStream, ResultStream
 from dfm_async.session.watch import InfoWatch, Waits, job_info
 
 if TYPE_CHECKING:
@@ -258,6 +259,12 @@ class Job(Shown, Generic[R_co]):
         if place is not None:
             check_places([place], record.plan)
         return ResultStream(record, place, self._after if after is None else after, ordered, errors)
+
+    if not TYPE_CHECKING:  # type checkers refuse these themselves
+        __iter__ = ClosableIterator.__iter__
+
+        def __getattr__(self, name: str) -> NoReturn:
+            no_attribute(self, name, IN_JOBS)
 
     def __aiter__(self) -> ResultStream:
         return self.results()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+import os
 from collections.abc import Collection, Iterable
 from itertools import islice
 from typing import Any, Final, Literal
@@ -11,6 +13,7 @@ from dfm_async.base.tasks import in_thread
 from dfm_async.engine.target import Target
 from dfm_async.errors import PipelineError, Problem
 from dfm_async.federation.federation import Federation
+from dfm_async.federation.namespace import PlacedOperation
 from dfm_async.federation.operation import Operation
 from dfm_async.language.pipeline import Pipeline
 from dfm_async.language.statements import walk_statements
@@ -57,7 +60,7 @@ class Preparation:
             PipelineError: with everything that is wrong.
         """
         if not isinstance(pipeline, Pipeline):
-            raise TypeError(_not_a_pipeline(pipeline))
+            raise TypeError(not_a_pipeline(pipeline))
         measured = None if costs == "configured" else self._measured(pipeline, costs)
         revision = self._federation.revision
         if self._revision != revision:  # operations, and the sites that offer them, may have changed
@@ -156,12 +159,23 @@ class Preparation:
         return found
 
 
-def _not_a_pipeline(given: object) -> str:
-    if not isinstance(given, Operation):
-        return f"expected a Pipeline or a Plan, not {given!r}"
-    arguments = ", ".join(f"PlaceParam({name!r})" for name in given.signature.parameters.parameters)
-    example = f"with Pipeline() as pipeline: Yield({given.name}({arguments}))"
-    return (
-        f"expected a Pipeline or a Plan, not the operation {given.name!r}: use session.call for one call, or call it "
-        f"in a pipeline, such as '{example}'"
-    )
+def not_a_pipeline(given: object) -> str:
+    """Return the message about something that cannot be executed, with what to pass instead."""
+    operation = given.operation if isinstance(given, PlacedOperation) else given
+    if isinstance(operation, Operation):
+        arguments = ", ".join(f"PlaceParam({name!r})" for name in operation.signature.parameters.parameters)
+        example = f"with Pipeline() as pipeline: Yield({operation.name}({arguments}))"
+        return (
+            f"expected a Pipeline or a Plan, not the operation {operation.name!r}: use session.call for one call, or "
+            f"call it in a pipeline, such as '{example}'"
+        )
+    if isinstance(given, (str, os.PathLike)):
+        hint = "Pipeline.load_from_file(path) reads one from a file"
+    elif inspect.isfunction(given):
+        hint = "make the function a pipeline with @federation.pipeline, or write a block 'with Pipeline() as pipeline:'"
+    else:
+        hint = (
+            "an operation that is called outside a pipeline just runs. Use session.call(operation, ...) for one call, "
+            "or call operations in a block 'with Pipeline() as pipeline:'"
+        )
+    return f"expected a Pipeline or a Plan, not {given!r}: {hint}"

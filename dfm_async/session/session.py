@@ -38,6 +38,7 @@ from dfm_async.planning.types import is_plain, warm
 from dfm_async.results.record import JobRecord, JobSummary
 from dfm_async.session.callbacks import Callback, CallbackDispatcher, Callbacks, LoopDispatcher
 from dfm_async.session.direct_calls import DirectCalls
+from dfm_async.session.hints import IN_SESSIONS, keywords_explained, no_attribute
 from dfm_async.session.job import Job, check_places
 from dfm_async.session.lifecycle import Supervisor
 from dfm_async.session.parameters import ParameterSets, is_stream
@@ -302,6 +303,7 @@ class Session(DirectCalls):
 
     # pipelines
 
+    @keywords_explained
     async def prepare(
         self,
         pipeline: Pipeline[..., R],
@@ -337,6 +339,7 @@ class Session(DirectCalls):
         """
         return Profiling(self._profile, CpuProfile()) if cpu else Profiling(self._profile, Profile())
 
+    @keywords_explained
     async def discover(self, pipeline: Pipeline, restrict_to_sites: Iterable[str] | str | None = None) -> Discovery:
         """Query the sites for the valid values of the parameters of operations.
 
@@ -366,6 +369,7 @@ class Session(DirectCalls):
 
     # jobs
 
+    @keywords_explained
     async def execute(
         self,
         pipeline: Pipeline[..., R] | Plan[R],
@@ -425,6 +429,9 @@ class Session(DirectCalls):
                 ``queue_limit`` jobs wait for their ``start_at``.
         """
         self._supervisor.check_open()
+        if not isinstance(autostop, bool):
+            hint = "several parameter sets are one list: session.execute(pipeline, [{...}, {...}])"
+            raise TypeError(f"autostop must be True or False, not {autostop!r}; {hint}")
         began = asyncio.get_running_loop().time(), time.time_ns()
         plan = await self._planned(pipeline)
         if not isinstance(priority, int):
@@ -564,6 +571,7 @@ class Session(DirectCalls):
             return pipeline
         return await self._preparation.prepare(pipeline)
 
+    @keywords_explained
     async def resume(
         self,
         job_id: str,
@@ -828,6 +836,11 @@ class Session(DirectCalls):
             unready=(*found.exhausted, *(name for name, site in found.sites.items() if not site.ready)),
             transport=found.transport,
         )
+
+    if not TYPE_CHECKING:  # type checkers refuse unknown attributes themselves
+
+        def __getattr__(self, name: str) -> NoReturn:
+            no_attribute(self, name, IN_SESSIONS)
 
     def __repr__(self) -> str:
         state = self._supervisor.state

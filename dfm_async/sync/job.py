@@ -6,7 +6,7 @@ import asyncio
 import threading
 from collections.abc import Mapping, Sequence
 from datetime import datetime
-from typing import Any, Generic, Literal, Self, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Generic, Literal, NoReturn, Self, TypeVar, overload
 
 from dfm_async.base.loop_thread import LoopThread
 from dfm_async.errors import DfmError
@@ -14,6 +14,7 @@ from dfm_async.model.events import Activity, Event, Failure, Result, Results
 from dfm_async.model.info import FailedSet, JobInfo, ScheduleInfo
 from dfm_async.model.status import JobStatus
 from dfm_async.planning.plan import Plan
+from dfm_async.session.hints import IN_JOBS, no_attribute
 from dfm_async.session.job import Job as AsyncJob
 from dfm_async.session.job import R_co
 from dfm_async.session.mapping import MapStream as AsyncMapStream
@@ -123,6 +124,11 @@ class Job(Blocking[AsyncJob[R_co]], Generic[R_co]):
 
     def __iter__(self) -> Stream[Result]:
         return self.results()
+
+    if not TYPE_CHECKING:  # type checkers refuse unknown attributes themselves
+
+        def __getattr__(self, name: str) -> NoReturn:
+            no_attribute(self, name, IN_JOBS)
 
     # Written by python -m tests.sync.methods, from the methods of dfm_async.Job
 

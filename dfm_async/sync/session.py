@@ -6,7 +6,7 @@ import contextlib
 import inspect
 import os
 from collections.abc import Callable, Iterable, Mapping
-from typing import TYPE_CHECKING, Any, Literal, Self, Unpack, overload
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, Self, Unpack, overload
 
 from dfm_async.base.loop_thread import LoopThread
 from dfm_async.base.tasks import in_thread
@@ -26,6 +26,7 @@ from dfm_async.planning.profile import Profile
 from dfm_async.session.broadcast import SiteReply
 from dfm_async.session.callbacks import Callback, CallbackDispatcher, LoopDispatcher
 from dfm_async.session.direct_calls import A, B, C, P, R, SiteChoice, V
+from dfm_async.session.hints import IN_SESSIONS, keywords_explained, no_attribute
 from dfm_async.session.mapping import MapItem
 from dfm_async.session.schedule import ScheduleOptions, TickParams
 from dfm_async.session.session import Session as AsyncSession
@@ -125,6 +126,11 @@ class Session(Blocking[AsyncSession]):
     def __exit__(self, *_: object) -> None:
         self.close()
 
+    if not TYPE_CHECKING:  # type checkers refuse unknown attributes themselves
+
+        def __getattr__(self, name: str) -> NoReturn:
+            no_attribute(self, name, IN_SESSIONS)
+
     # Written by python -m tests.sync.methods, from the methods of dfm_async.Session
 
     @property
@@ -137,6 +143,7 @@ class Session(Blocking[AsyncSession]):
         """The target that runs the jobs."""
         return self._call(lambda: self._async.target)
 
+    @keywords_explained
     def prepare(
         self,
         pipeline: Pipeline[..., R],
@@ -165,6 +172,7 @@ class Session(Blocking[AsyncSession]):
         """
         return Managed(self._loop, self._call(lambda: self._async.profile(cpu=cpu)))
 
+    @keywords_explained
     def discover(self, pipeline: Pipeline, restrict_to_sites: Iterable[str] | str | None = None) -> Discovery:
         """Query the sites for the valid values of the parameters of operations.
 
@@ -179,6 +187,7 @@ class Session(Blocking[AsyncSession]):
         """
         return self._call(lambda: self._async.debug_show_nets(plan))
 
+    @keywords_explained
     def execute(
         self,
         pipeline: Pipeline[..., R] | Plan[R],
@@ -259,6 +268,7 @@ class Session(Blocking[AsyncSession]):
         """
         return self._call(lambda: self._async.schedules())
 
+    @keywords_explained
     def resume(
         self,
         job_id: str,
