@@ -87,7 +87,8 @@ class LocalOptions(Options, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     shutdown_grace: float = 5.0
     """The grace period of running operations in ``close()``, in seconds; then their processes are killed."""
     preload: tuple[str, ...] = ()
-    """Modules that are imported once, before workers start (forkserver only)."""
+    """Modules that are imported once, before workers start (forkserver only). If one raises, all workers fail with it;
+    one that does not exist is ignored."""
     output: Literal["log", "inherit"] = "log"
     """The destination of standard output and standard error of workers: the logger ``dfm_async.site.<site>``, or those
     of the application. Log records go to that logger in any case."""

@@ -218,7 +218,7 @@ class Submission:
                     self._durable.check_resumable(job_id, known.status)
                     self._preparation.check_offered(known.plan)
                     if not accept_changes:
-                        advice = "resume(accept_changes=True) runs the rest with it"
+                        advice = f"session.resume({job_id!r}, accept_changes=True) runs the rest with it"
                         self._preparation.check_code(known.plan, known.spec.code, advice)
                     if stream is None and input_params is not None:
                         rows = self._params.pack(known.plan, input_params)  # type: ignore[arg-type]
@@ -312,7 +312,9 @@ class Submission:
         self._preparation.check_offered(plan)
         await self._preparation.check(plan)
         if not accept_changes:
-            advice = "fork from a node that calls it, or use its recorded values with fork(accept_changes=True)"
+            at = f", {frame[0] if len(frame) == 1 else frame!r}" if frame else ""
+            call = f"job.fork({from_node!r}{at}, accept_changes=True)"
+            advice = f"fork from a node that calls it, or use its recorded values with {call}"
             self._preparation.check_code(plan, before.code, advice, {node.label for node in fork.kept})
         params = await self._durable.params(record, frame[0] if frame else None)
         if len(frame) > 1:

@@ -25,7 +25,8 @@ from dfm_async.wire import messages as msg
 from dfm_async.wire.codec import Codec
 from dfm_async.wire.memory import Arena
 from dfm_async.workers.fork_server import ForkServer
-from dfm_async.workers.start import check_not_loading, choose_method
+from dfm_async.workers.module_loading import check_not_loading
+from dfm_async.workers.start import choose_method
 
 if TYPE_CHECKING:
     from dfm_async.engine.inline_host import InlineHost

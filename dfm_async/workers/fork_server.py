@@ -29,6 +29,7 @@ from typing import Final, Protocol
 
 from dfm_async.base.descriptors import close_in_children, disconnect, no_fork, occupy_standard_streams
 from dfm_async.errors.root import exit_text
+from dfm_async.workers.module_loading import preload
 
 _log = logging.getLogger(__name__)
 
@@ -377,13 +378,14 @@ class InheritedDescriptor:
 # in the server
 
 
-def main(control: int, preload: tuple[str, ...]) -> None:
+def main(control: int, modules: tuple[str, ...]) -> None:
     """Run the server until the application ends."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     occupy_standard_streams()
-    for name in (*_PRELOAD, *preload):
+    for name in _PRELOAD:
         with contextlib.suppress(ImportError):  # reported by the workers that need it
             importlib.import_module(name)
+    preload(modules)
     gc.freeze()  # collecting it would copy pages that the workers share
     gc.enable()
     _Server(socket.socket(fileno=control)).run()

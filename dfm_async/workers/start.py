@@ -6,7 +6,6 @@ get what they need from there by value, so their starters leave that step out.
 
 from __future__ import annotations
 
-import asyncio.runners
 import contextlib
 import io
 import multiprocessing
@@ -14,13 +13,10 @@ import os
 import select
 import signal
 import sys
-import traceback
-from collections.abc import Iterator
 from multiprocessing import context, popen_fork, popen_spawn_posix, process, reduction, spawn, util
-from typing import Any, Final, Literal
+from typing import Any, Literal
 
 from dfm_async.base.descriptors import occupy_standard_streams
-from dfm_async.errors import DfmError
 from dfm_async.workers.fork_server import (
     ForkServer,
     InheritedDescriptor,
@@ -32,49 +28,12 @@ from dfm_async.workers.fork_server import (
     tracker_descriptor,
 )
 
-_UNGUARDED: Final = (
-    "their module runs jobs when it is imported, and worker processes import it. "
-    "Put this code under 'if __name__ == \"__main__\":'"
-)
-
-_loading = False
-"""Whether this process is a worker that loads its operations."""
-
 
 def choose_method(asked: Literal["forkserver", "spawn"] | None) -> Literal["forkserver", "spawn"]:
     """Return the start method to use: the one asked for, else forkserver where there is one."""
     if asked is not None:
         return asked
     return "forkserver" if "forkserver" in multiprocessing.get_all_start_methods() else "spawn"
-
-
-@contextlib.contextmanager
-def loading() -> Iterator[None]:
-    """Load operations in a worker. Meanwhile, no session can start workers: they would load the same, endlessly.
-
-    Raises:
-        DfmError: a module runs an event loop when it is imported.
-    """
-    global _loading
-    _loading = True
-    try:
-        yield
-    except RuntimeError as error:
-        if traceback.extract_tb(error.__traceback__)[-1].filename == asyncio.runners.__file__:
-            raise DfmError(_UNGUARDED) from error
-        raise
-    finally:
-        _loading = False
-
-
-def check_not_loading() -> None:
-    """Check that this process may start workers.
-
-    Raises:
-        DfmError: it is a worker that loads its operations.
-    """
-    if _loading:
-        raise DfmError(_UNGUARDED)
 
 
 def _pickled(process_obj: Any, popen: Any) -> bytes:

@@ -38,9 +38,9 @@ from dfm_async.wire.codec import Codec, KnownClasses
 from dfm_async.wire.memory import Arena
 from dfm_async.workers.heartbeat import HeartbeatThread
 from dfm_async.workers.lent_terminal import TerminalAccess
+from dfm_async.workers.module_loading import check_preloaded, loading
 from dfm_async.workers.output import OutputPipe, capture
 from dfm_async.workers.shipping import load_site
-from dfm_async.workers.start import loading
 
 _log = logging.getLogger(__name__)
 
@@ -176,6 +176,7 @@ async def serve(setup: WorkerSetup) -> None:
         channel = Channel(worker.receive, lost)
     await loop.create_unix_connection(lambda: channel, sock=setup.channel)
     try:
+        check_preloaded()
         with loading():
             config, adapters = load_site(setup.shipped)
         table = OperationTable(setup.site, adapters)

@@ -370,6 +370,29 @@ def test_a_module_that_runs_jobs_on_import_fails_with_advice(tmp_path: Path, cod
     assert "cannot load its operations: DfmError: their module runs jobs when it is imported" in done.stderr
 
 
+@pytest.mark.parametrize(
+    ("code", "message"),
+    [
+        ("asyncio.run(main())", "DfmError: their module runs jobs when it is imported, and worker processes import it"),
+        ("sys.exit('too early')", "SystemExit: too early"),
+        ("raise ValueError('broken')", "ValueError: broken"),
+        ("import nothing_of_this_name", None),
+    ],
+)
+def test_a_module_that_cannot_be_preloaded_is_reported_with_its_error(
+    tmp_path: Path, code: str, message: str | None
+) -> None:
+    options = "options=dfm_async.LocalOptions(preload=('preloaded',))"
+    (tmp_path / "preloaded.py").write_text("import sys" + UNGUARDED.replace("(fed)", f"(fed, {options})") + code)
+    done = run_script(tmp_path, UNGUARDED.replace("(fed)", f"(fed, {options})") + "asyncio.run(main())")
+    if message is None:
+        assert (done.returncode, done.stderr) == (0, "")
+    else:
+        assert done.returncode == 1
+        where = "cannot load its operations: DfmError: preload= names the module 'preloaded', which cannot be imported"
+        assert f"{where}: {message}" in done.stderr
+
+
 def test_code_typed_into_a_repl_works(tmp_path: Path) -> None:
     """A notebook cell has no file either."""
     source = SCRIPT + "\nasyncio.run(main())\n"

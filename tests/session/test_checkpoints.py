@@ -605,7 +605,9 @@ async def test_a_job_is_not_resumed_with_other_code_unless_that_is_accepted(tmp_
     after, _ = offered(3)
     async with Session(after, target="inline", store=store) as session:
         with pytest.raises(
-            PipelineError, match=r"(?s)the code of 'scale' at site 'lab' has changed.*accept_changes=True"
+            PipelineError,
+            match=r"(?s)the code of 'scale' at site 'lab' has changed.*"
+            rf"session\.resume\('{job.job_id}', accept_changes=True\)",
         ) as caught:
             await session.resume(job.job_id)
         assert len(caught.value.problems) == 1

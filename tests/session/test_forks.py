@@ -168,7 +168,10 @@ async def test_a_fork_uses_the_new_code_of_the_node(tmp_path: Path) -> None:
         job = await session.reattach("first")
         fork = await job.fork("step", frame=(0, 4))
         assert (await fork.first("yield")).value == 5 + 101
-        with pytest.raises(PipelineError, match=r"the code of 'step' at site 'lab' has changed.*accept_changes=True"):
+        with pytest.raises(
+            PipelineError,
+            match=r"(?s)'step' at site 'lab' has changed.* with job\.fork\('publish', accept_changes=True\)",
+        ):
             await job.fork("publish")
         accepted = await job.fork("publish", accept_changes=True)
         assert (await accepted.first("yield")).value == 6
