@@ -110,8 +110,8 @@ class OperationCall:
         self._timer: DeadlineTimer | None = None
         self._began = self._queued = 0.0
         self._on_ignored: tuple[float, Callable[[], object]] = (math.inf, lambda: None)
-        self.abandoned = False
-        """Whether it has failed although its asynchronous code, which ignores its cancellation, goes on."""
+        self.abandoned = 0
+        """The last attempt that has failed although its asynchronous code, which ignores its cancellation, goes on."""
 
     @property
     def simple(self) -> bool:
@@ -202,10 +202,11 @@ class OperationCall:
                 raise
             raise self.expired() from error
         finally:
-            self._scope = None
-            if self._timer is not None:
-                self._timer.cancel()
-                self._timer = None
+            if self._scope is scope:  # else it was abandoned, and these are of the next attempt
+                self._scope = None
+                if self._timer is not None:
+                    self._timer.cancel()
+                    self._timer = None
 
     def expired(self) -> TimeoutError:
         """Return the error of asynchronous code whose deadline is over."""
@@ -366,50 +367,76 @@ async def _await(job: StreamingJob, call: OperationCall, work: Callable[[], Any]
 
 async def _run_attempts(job: StreamingJob, call: OperationCall) -> None:
     while True:
+        attempt = call.attempt
         try:
             value = await _attempt(job, call)
         except BaseException as error:
             if is_our_cancellation(error):
-                if not call.in_thread:
+                if not call.in_thread and attempt > call.abandoned:
                     call.release()
                 raise
-            if call.abandoned:
+            if attempt <= call.abandoned:
                 return
             call.release()
             if _runs_again(job, call, error):
                 continue
-            # The elements of a stream are read once only: such a call is not retried.
-            pause = None
-            if call.retry is not None and not call.streams and _allows(call.retry, error, call.attempt):
-                pause = call.retry.pause(call.attempt, retry_after(error))
-            if pause is not None and call.may_go_on(pause):
+            pause = _pause_after(call, error)
+            if pause is not None:
                 _observe_end(job, call, error)
                 await drop_cancellation()
-                await asyncio.sleep(pause)
-                call.attempt += 1
-                call.renew()
-                _observe_begin(job, call)
+                await _begin_next(job, call, pause)
                 continue
             _raised(job, call, error)
         else:
-            if call.abandoned:
+            if attempt <= call.abandoned:
                 return
             _returned(job, call, value)
         job.advance()
         return
 
 
+def _pause_after(call: OperationCall, error: BaseException) -> float | None:
+    """Return how long to wait before the next attempt, if there is one."""
+    # The elements of a stream are read once only: such a call is not retried.
+    if call.retry is None or call.streams or not _allows(call.retry, error, call.attempt):
+        return None
+    pause = call.retry.pause(call.attempt, retry_after(error))
+    return pause if call.may_go_on(pause) else None
+
+
+async def _begin_next(job: StreamingJob, call: OperationCall, pause: float) -> None:
+    await asyncio.sleep(pause)
+    call.attempt += 1
+    call.renew()
+    _observe_begin(job, call)
+
+
+async def _run_next_attempts(job: StreamingJob, call: OperationCall, pause: float) -> None:
+    await _begin_next(job, call, pause)
+    await _run_attempts(job, call)
+
+
 def _abandon(job: StreamingJob, call: OperationCall) -> None:
-    """Fail a call whose asynchronous code ignores its cancellation. Its task is cancelled once more with the job."""
+    """Fail an attempt whose asynchronous code ignores its cancellation. Its task is cancelled once more with the job.
+
+    Further attempts run in a task of their own.
+    """
     if job.stopping:
         return
-    call.abandoned = True
+    call.abandoned = call.attempt
     _log.warning(
         "%s at site %s ignores its cancellation: its deadline is over, and nothing waits for it any longer",
         *(call.operation, job.resources.site),
         extra={"site": job.resources.site, "job": job.job_id},
     )
-    _raised(job, call, call.expired())
+    error = call.expired()
+    pause = _pause_after(call, error)
+    if pause is None:
+        _raised(job, call, error)
+    else:
+        _observe_end(job, call, error)
+        call.release()
+        job.spawn(_run_next_attempts(job, call, pause), _context.fresh(context_of(job, call)))
     job.advance()
 
 

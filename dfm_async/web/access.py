@@ -252,9 +252,13 @@ class Guard:
     def _how(self) -> str:
         if not isinstance(self._authorizer, TokenAuthorizer):
             return "the request has no credentials that this service accepts"
-        where = " that the service printed when it started" if isinstance(self._authorizer, LocalAuthorizer) else ""
+        where = ""
+        if isinstance(self._authorizer, LocalAuthorizer):
+            generated = self._authorizer.generated
+            where = " that the service printed when it started" if generated else f" in its variable {_VARIABLE}"
         how = "send it as 'Authorization: Bearer ...', or open /?token=... in a browser"
-        return f"this service needs the token{where}: {how}"
+        users = "All clients share it; for a token per user, see 'Authorizers' on the page 'Web services' of the guide"
+        return f"this service needs the token{where}: {how}. {users}"
 
     def check_client(self, request: HTTPConnection) -> None:
         """Refuse a client of another machine, for requests without a principal, if only local clients are served."""

@@ -371,6 +371,36 @@ async def test_async_call_that_ignores_its_cancellation_fails_after_its_deadline
         released.set()
 
 
+@pytest.mark.parametrize("late", ["returns", "raises", "goes on"])
+async def test_async_call_that_ignores_its_cancellation_is_tried_again(late: str) -> None:
+    ignoring, released, second = Federation("ignoring"), asyncio.Event(), asyncio.Event()
+    attempts: list[int] = []
+
+    @ignoring.site("lab").operation(deadline=0.2, retry=RetryPolicy(attempts=3, backoff=0.01), limit=1)
+    async def ignores(x: int) -> int:
+        attempts.append(number := len(attempts))
+        if number == 1:  # it runs beside the first one
+            second.set()
+        ends = released if late == "goes on" else second
+        while number < 2 and not ends.is_set():
+            with contextlib.suppress(asyncio.CancelledError):
+                await ends.wait()
+        if number == 0 and late == "raises":
+            raise ValueError(x)
+        if number == 1:
+            await asyncio.sleep(3600)
+        return 10 * x + number
+
+    async with Session(ignoring, target="inline", options=LocalOptions(shutdown_grace=0.05)) as session:
+        try:
+            async with asyncio.timeout(30):
+                assert await session.call(ignores, 4) == 42
+        finally:
+            released.set()
+            second.set()
+    assert attempts == [0, 1, 2]
+
+
 async def test_calls_that_wait_are_not_run_after_a_cancellation(connect: Connect, gate: Gate, tmp_path: Path) -> None:
     started, noted = Gate(tmp_path / "started"), tmp_path / "noted"
     noting = Federation("noting")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import warnings
+from pathlib import Path
 from typing import Any
 
 import httpx2
@@ -34,6 +35,23 @@ async def test_without_an_authorizer_clients_on_this_machine_need_the_token(host
         assert (await local.get("/jobs", headers=bearer(service))).status_code == 200
         job = await local.post("/pipelines/squares/jobs", json={"params": {"x": 1}}, headers=bearer(service))
         assert job.json()["principal"] == "local"
+
+
+@pytest.mark.parametrize("headers", [{}, {"authorization": "Bearer wrong"}], ids=["missing", "wrong"])
+async def test_a_refusal_names_the_token_and_where_to_read_about_tokens_per_user(
+    headers: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DFM_TOKEN", "a-token-of-the-user")
+    authorizers = {" in its variable DFM_TOKEN": None, "": TokenAuthorizer("a-token-of-all-users")}
+    for where, authorizer in authorizers.items():
+        service = new_service(authorizer=authorizer)
+        async with service.lifespan(), client_of(service, "127.0.0.1") as client:
+            message = (await client.get("/jobs", headers=headers)).json()["message"]
+        assert message.startswith(f"this service needs the token{where}: send it as 'Authorization: Bearer ...'")
+        assert message.endswith("for a token per user, see 'Authorizers' on the page 'Web services' of the guide")
+    guide = (Path(__file__).parents[2] / "docs" / "web.md").read_text()
+    assert guide.startswith("# Web services\n")
+    assert "\n### Authorizers\n" in guide
 
 
 async def test_generated_token_is_printed_at_the_start(
