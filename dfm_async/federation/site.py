@@ -357,7 +357,10 @@ class Site:
             if adapter.external:
                 what = "an external program: set CUDA_VISIBLE_DEVICES in the environment of the program"
             elif adapter.per_job:
-                what = "a class, whose objects stay in one process: write a function"
+                what = (
+                    "a class, whose objects stay in one process: write a function, which can keep what it loads with "
+                    "functools.cache"
+                )
             else:
                 what = "a generator, which stays in one process: write a function that returns a list"
             raise TypeError(f"operation {name!r} cannot have gpus={limits.gpus}, because it is {what}")
