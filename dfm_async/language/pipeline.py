@@ -95,6 +95,11 @@ def is_dfm(data: Any) -> bool:
     return "dfm_body" in data or "target" in data or (isinstance(first, dict) and "dfm_class_name" in first)
 
 
+def _not_a_name(given: object) -> str:
+    hint = "@federation.pipeline makes a pipeline of a function" if callable(given) else "it is only a name"
+    return f"the name of a pipeline must be a string, not {given!r}: {hint}"
+
+
 class Pipeline(Shown, Generic[P, R_co]):
     """A list of statements that call the operations of a federation.
 
@@ -124,8 +129,7 @@ class Pipeline(Shown, Generic[P, R_co]):
         result: str | None = None,
     ) -> None:
         if name is not None and not isinstance(name, str):
-            hint = "@federation.pipeline makes a pipeline of a function" if callable(name) else "it is only a name"
-            raise TypeError(f"the name of a pipeline must be a string, not {name!r}: {hint}")
+            raise TypeError(_not_a_name(name))
         self.name = name
         self.description = description
         self.result = result

@@ -430,8 +430,10 @@ class Session(DirectCalls):
         """
         self._supervisor.check_open()
         if not isinstance(autostop, bool):
-            hint = "several parameter sets are one list: session.execute(pipeline, [{...}, {...}])"
-            raise TypeError(f"autostop must be True or False, not {autostop!r}; {hint}")
+            raise TypeError(
+                f"autostop must be True or False, not {autostop!r}; several parameter sets are one list: "
+                "session.execute(pipeline, [{...}, {...}])"
+            )
         began = asyncio.get_running_loop().time(), time.time_ns()
         plan = await self._planned(pipeline)
         if not isinstance(priority, int):

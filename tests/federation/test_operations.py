@@ -519,7 +519,7 @@ def test_a_class_that_inherits_from_an_operation_is_told_what_to_do(site: Site) 
             types.new_class("Derived", (operation,))
         with pytest.raises(TypeError, match=rf"a class cannot inherit from operation {expected}"):
 
-            class Derived(operation):
+            class Derived(operation):  # type: ignore[misc, valid-type]
                 pass
 
     @site.operation(name="derived")
