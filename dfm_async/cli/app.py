@@ -100,6 +100,7 @@ def jobs(
     label: Annotated[str | None, option("Only jobs with this label; in a service, of this principal.", "LABEL")] = None,
     since: Annotated[datetime | None, option("Only jobs that were created at this time or later.", "TIME")] = None,
     until: Annotated[datetime | None, option("Only jobs that were created before this time.", "TIME")] = None,
+    search: Annotated[str | None, option("Only jobs with these words in id, pipeline or label.", "WORDS")] = None,
     as_json: JsonOption = False,
 ) -> Work:
     """List the jobs of a service or a store, the newest first."""
@@ -107,7 +108,7 @@ def jobs(
     from dfm_async.model.job_filter import JobFilter
 
     begin, end = (None if moment is None else moment.timestamp() for moment in (since, until))
-    wanted = JobFilter(status=status, pipeline=pipeline, label=label, since=begin, until=end)
+    wanted = JobFilter(status=status, pipeline=pipeline, label=label, since=begin, until=end, search=search)
     return list_jobs(source, limit, wanted, as_json=as_json)
 
 

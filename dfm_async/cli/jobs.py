@@ -55,6 +55,7 @@ class _Wanted(TypedDict):
     pipeline: str | None
     since: float | None
     until: float | None
+    search: str | None
 
 
 def _open(source: SourceOptions, modules: Sequence[str] = ()) -> AbstractAsyncContextManager[Client | _StoredJobs]:
@@ -137,8 +138,13 @@ async def list_jobs(options: SourceOptions, limit: int, wanted: JobFilter, *, as
     """List jobs, the newest first."""
     output = StandardOutput()
     async with _open(options) as source:
-        between: _Wanted = {"pipeline": wanted.pipeline, "since": wanted.since, "until": wanted.until}
-        found = await source.jobs(limit, wanted.status, principal=wanted.label, **between)
+        rest: _Wanted = {
+            "pipeline": wanted.pipeline,
+            "since": wanted.since,
+            "until": wanted.until,
+            "search": wanted.search,
+        }
+        found = await source.jobs(limit, wanted.status, principal=wanted.label, **rest)
     if as_json:
         for info in found:
             await output.line(safe_json(msgspec.json.encode(info)))

@@ -159,6 +159,7 @@ class Client:
         principal: str | None = None,
         since: float | None = None,
         until: float | None = None,
+        search: str | None = None,
     ) -> list[JobInfo]:
         """Return the newest jobs that match all conditions, the newest first.
 
@@ -169,12 +170,13 @@ class Client:
             principal: only jobs of this principal.
             since: only jobs that were created at this time or later, in seconds since 1970.
             until: only jobs that were created before this time.
+            search: words that must all occur in their id, the name of their pipeline or their principal.
 
         Raises:
             ValueError: ``status`` is not a ``JobStatus``.
         """
         found: list[JobInfo] = []
-        given = {"pipeline": pipeline, "principal": principal, "since": since, "until": until}
+        given = {"pipeline": pipeline, "principal": principal, "since": since, "until": until, "search": search}
         query: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
         if status is not None:
             check_status("status", status)

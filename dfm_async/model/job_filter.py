@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import string
 from typing import Final
 
 import msgspec
 
 from dfm_async.model.info import JobInfo
 from dfm_async.model.status import JobStatus, check_status
+
+_MOST_WORDS: Final = 16
+_LOWER: Final = str.maketrans(string.ascii_uppercase, string.ascii_lowercase)
 
 
 class JobFilter(msgspec.Struct, frozen=True, kw_only=True):
@@ -19,9 +23,10 @@ class JobFilter(msgspec.Struct, frozen=True, kw_only=True):
         label: what ``execute(label=...)`` was given.
         since: when they were created, or later; in seconds since 1970.
         until: before when they were created.
+        search: words that must all occur in their id, the name of their pipeline or their label, also within others.
 
     Raises:
-        ValueError: ``status`` is no status.
+        ValueError: ``status`` is no status, or ``search`` has too many words.
     """
 
     status: JobStatus | None = None
@@ -29,10 +34,18 @@ class JobFilter(msgspec.Struct, frozen=True, kw_only=True):
     label: str | None = None
     since: float | None = None
     until: float | None = None
+    search: str | None = None
 
     def __post_init__(self) -> None:
         if self.status is not None:
             check_status("status", self.status)
+        if len(self.words) > _MOST_WORDS:
+            raise ValueError(f"search must have at most {_MOST_WORDS} words, not {len(self.words)}")
+
+    @property
+    def words(self) -> list[str]:
+        """The words to search for. Upper and lower case are alike for ASCII letters: all databases can do that."""
+        return [] if self.search is None else lowered(self.search).split()
 
     def fits(self, info: JobInfo) -> bool:
         """Return whether a job fits."""
@@ -42,7 +55,17 @@ class JobFilter(msgspec.Struct, frozen=True, kw_only=True):
             and self.label in (None, info.label)
             and (self.since is None or info.created >= self.since)
             and (self.until is None or info.created < self.until)
+            and (self.search is None or self._is_found(info))
         )
+
+    def _is_found(self, info: JobInfo) -> bool:
+        text = lowered(" ".join([info.job_id, info.pipeline or "", info.label or ""]))
+        return all(word in text for word in self.words)
+
+
+def lowered(text: str) -> str:
+    """Return a text with lower case ASCII letters."""
+    return text.translate(_LOWER)
 
 
 ALL_JOBS: Final = JobFilter()

@@ -675,6 +675,7 @@ class Session(DirectCalls):
         label: str | None = None,
         since: float | datetime | None = None,
         until: float | datetime | None = None,
+        search: str | None = None,
         before: JobInfo | tuple[float, str] | None = None,
     ) -> AsyncGenerator[JobInfo]:
         """Yield the states of the jobs that match all conditions, the newest first.
@@ -688,11 +689,13 @@ class Session(DirectCalls):
             label: the label that was passed to ``execute``.
             since: only jobs that were created at this time or later: in seconds since 1970, or as a datetime.
             until: only jobs that were created before this time.
+            search: words that must all occur in their id, the name of their pipeline or their label, also within others
+                and whatever their case (of ASCII letters).
             before: only jobs older than this one: a job, or its time of creation and its id.
 
         Raises:
             StoreError: the store cannot be read.
-            ValueError: ``status`` is not a ``JobStatus``, or a time is invalid.
+            ValueError: ``status`` is not a ``JobStatus``, a time is invalid, or ``search`` has more than 16 words.
         """
         self._supervisor.check_open()
         wanted = JobFilter(
@@ -701,6 +704,7 @@ class Session(DirectCalls):
             label=label,
             since=_seconds("since", since),
             until=_seconds("until", until),
+            search=search,
         )
         start = (before.created, before.job_id) if isinstance(before, JobInfo) else before
         return self._find_jobs(wanted, start)

@@ -70,6 +70,7 @@ _PRUNED: Final = f"""
 _LOCK: Final = "SELECT 1 FROM jobs WHERE job_id = %s FOR UPDATE"
 _ID: Final = 'job_id COLLATE "C"'
 """The id of a job, in the order of its code points."""
+_CONTAINS: Final = 'strpos(lower(({text}) COLLATE "C"), {word}) > 0'
 _STATES: Final = 'SELECT job_id, job, fence, "end", frames FROM jobs WHERE job_id = ANY(%s) ORDER BY job FOR UPDATE'
 _SEEN: Final = """
     INSERT INTO owners (fence, pid, host, lease, batch, seen) VALUES (%s, %s, %s, %s, %s, clock_timestamp())
@@ -582,7 +583,7 @@ async def list_jobs(
     connection: Connection, fence: int, wanted: JobFilter, before: Position | None, limit: int
 ) -> list[StoredJob]:
     """Return the jobs that fit, the newest first."""
-    fitting = " AND ".join(conditions(wanted, before, "%({})s", _ID)) or "true"
+    fitting = " AND ".join(conditions(wanted, before, "%({})s", _CONTAINS, _ID)) or "true"
     query = f"{_JOBS} WHERE {fitting} ORDER BY created DESC, {_ID} DESC LIMIT %(limit)s"
     texts: dict[bytes, bytes] = {}  # many jobs have the same plan and options: one copy of each is enough
     found = []

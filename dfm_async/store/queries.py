@@ -36,6 +36,7 @@ _JOBS: Final = f"SELECT {JOB} FROM jobs LEFT JOIN plans USING (job) LEFT JOIN ow
 _FENCE: Final = 13
 _ONE: Final = f"{_JOBS} WHERE job_id = ?"
 _HAS_TIME: Final = f"typeof(created) = 'real' AND created >= 0 AND created < {LAST_TIME}"
+_CONTAINS: Final = "instr(lower({text}), {word}) > 0"
 _OWNERS: Final = "SELECT fence FROM owners"
 _NUMBER: Final = "SELECT job FROM jobs WHERE job_id = ?"
 _ENTRIES: Final = """
@@ -353,12 +354,12 @@ def list_jobs(
     given = arguments(wanted, before, limit)
     owners = [row[0] for row in connection.execute(_OWNERS)]
     dead = {number for number in owners if number in FENCES and not locks.held(number)}
-    fitting = " AND ".join([_HAS_TIME, *conditions(wanted, before, ":{}")])
+    fitting = " AND ".join([_HAS_TIME, *conditions(wanted, before, ":{}", _CONTAINS)])
     query = f"{_JOBS} WHERE {fitting} ORDER BY created DESC, job_id DESC LIMIT :limit"
     found = _load(connection, locks, fence, query, given, dead)
     if limit < 0 or len(found) < limit:
         untimed = msgspec.structs.replace(wanted, since=None, until=None)
-        fitting = " AND ".join([f"({_HAS_TIME}) IS NOT TRUE", *conditions(untimed, None, ":{}")])
+        fitting = " AND ".join([f"({_HAS_TIME}) IS NOT TRUE", *conditions(untimed, None, ":{}", _CONTAINS)])
         damaged = _load(connection, locks, fence, f"{_JOBS} WHERE {fitting}", given, dead)
         damaged = [job for job in damaged if before is None or (job.created, job.job_id) < before]
         damaged.sort(key=lambda job: job.job_id, reverse=True)

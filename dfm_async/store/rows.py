@@ -30,17 +30,22 @@ JOB: Final = """
 """The columns of a row that :func:`stored_job` takes."""
 
 
+_SEARCHED: Final = "job_id || ' ' || coalesce(pipeline, '') || ' ' || coalesce(label, '')"
+"""The text of a job in which words are searched, in SQL; the spaces keep words from matching across two columns."""
 OPEN: Final = ", ".join(f"'{status.value}'" for status in JobStatus if not status.terminal)
 """The states of jobs that have not ended for good, in SQL."""
 
 
-def conditions(wanted: JobFilter, before: Position | None, parameter: str, job_id: str = "job_id") -> list[str]:
+def conditions(
+    wanted: JobFilter, before: Position | None, parameter: str, contains: str, job_id: str = "job_id"
+) -> list[str]:
     """Return the conditions of jobs that fit, in SQL.
 
     Args:
         wanted: the jobs that fit.
         before: as in :meth:`Store.jobs`.
         parameter: how the database writes a parameter, with braces for its name.
+        contains: how it writes that a ``{text}`` contains a ``{word}``; ASCII letters of the text in lower case.
         job_id: what orders jobs that were created at the same time.
     """
     found = [
@@ -55,6 +60,7 @@ def conditions(wanted: JobFilter, before: Position | None, parameter: str, job_i
         found.append(f"created >= {parameter.format('since')}")
     if wanted.until is not None:
         found.append(f"created < {parameter.format('until')}")
+    found += [contains.format(text=_SEARCHED, word=parameter.format(name)) for name in _words(wanted)]
     if before is not None:
         found.append(f"(created, {job_id}) < ({parameter.format('created')}, {parameter.format('job_id')})")
     return found
@@ -64,7 +70,7 @@ def arguments(wanted: JobFilter, before: Position | None, limit: int | None) -> 
     """Return the parameters of these conditions."""
     created, job_id = before or (None, None)
     texts = {"pipeline": wanted.pipeline, "label": wanted.label, "job_id": job_id}
-    found: dict[str, Any] = {name: storable(text) for name, text in texts.items()}
+    found: dict[str, Any] = {name: storable(text) for name, text in (texts | _words(wanted)).items()}
     status = None if wanted.status is None else wanted.status.value
     return found | {
         "status": status,
@@ -73,6 +79,11 @@ def arguments(wanted: JobFilter, before: Position | None, limit: int | None) -> 
         "created": created,
         "limit": limit,
     }
+
+
+def _words(wanted: JobFilter) -> dict[str, str]:
+    """Return the words to search for, by the names of their parameters."""
+    return {f"word{number}": word for number, word in enumerate(wanted.words)}
 
 
 def storable(text: str | None) -> str | None:

@@ -327,6 +327,7 @@ class Session(Blocking[AsyncSession]):
         label: str | None = None,
         since: float | datetime | None = None,
         until: float | datetime | None = None,
+        search: str | None = None,
         before: JobInfo | tuple[float, str] | None = None,
     ) -> Stream[JobInfo]:
         """Yield the states of the jobs that match all conditions, the newest first.
@@ -337,7 +338,13 @@ class Session(Blocking[AsyncSession]):
             self._loop,
             self._call(
                 lambda: self._async.find_jobs(
-                    status=status, pipeline=pipeline, label=label, since=since, until=until, before=before
+                    status=status,
+                    pipeline=pipeline,
+                    label=label,
+                    since=since,
+                    until=until,
+                    search=search,
+                    before=before,
                 )
             ),
         )

@@ -328,6 +328,7 @@ def _fixed(page_size: int) -> Schema:
             _query("label", _TEXT, "only jobs with this label; services label jobs with their principals"),
             _query("since", _SECONDS, "only jobs that were created then or later, in seconds since 1970"),
             _query("until", _SECONDS, "only jobs that were created before that, in seconds since 1970"),
+            _query("search", _TEXT, "only jobs with all these words in their ids, pipelines or labels"),
         ),
         "/jobs/{job_id}": {**_get("showJob", "One job", _json(_ref("Job")), _JOB_ID), "delete": _FORGET},
         "/jobs/{job_id}/events": _get(

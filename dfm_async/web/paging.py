@@ -65,14 +65,19 @@ class PageHandlers(Handlers):
         # Jobs are labelled with their principals: all of these name the label, if they are there.
         labels = {query.get("label"), query.get("principal"), state.guard.only_label(principal)} - {None}
         # The next page begins behind the last job, and not at a number: jobs come and go between two pages.
-        jobs = state.session.find_jobs(
-            status=None if wanted == _ANY else JobStatus(wanted),
-            pipeline=query.get("pipeline"),
-            label=next(iter(labels), None),
-            since=moment(query, "since"),
-            until=moment(query, "until"),
-            before=_cursor(query.get("after")),
-        )
+        since, until, before = moment(query, "since"), moment(query, "until"), _cursor(query.get("after"))
+        try:
+            jobs = state.session.find_jobs(
+                status=None if wanted == _ANY else JobStatus(wanted),
+                pipeline=query.get("pipeline"),
+                label=next(iter(labels), None),
+                since=since,
+                until=until,
+                search=query.get("search"),
+                before=before,
+            )
+        except ValueError as error:  # too many words
+            raise Refusal(422, "query", str(error)) from error
         if len(labels) > 1:
             return answer({"jobs": [], "next": None})
         found: list[JobInfo] = []

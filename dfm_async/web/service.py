@@ -168,7 +168,7 @@ class Service:
             route("GET", "/", assets.index, checked=False),
             route("GET", "/page/{name}", assets.file, checked=False),
         ]
-        filters = ("status", "pipeline", "principal", "label", "since", "until")
+        filters = ("status", "pipeline", "principal", "label", "since", "until", "search")
         socket = SocketHandlers(state).stream
         return [
             *(page if state.page else []),

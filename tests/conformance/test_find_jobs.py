@@ -50,6 +50,13 @@ FILTERS: list[tuple[dict[str, Any], str]] = [
     ({"status": JobStatus.RUNNING}, ""),
     ({"pipeline": "weekly"}, ""),
     ({"label": ""}, ""),
+    ({"search": "nn"}, "eca"),
+    ({"search": "  DAILY b "}, "b"),
+    ({"search": "hour ann", "status": JobStatus.FINISHED}, "c"),
+    ({"search": "lyann"}, ""),
+    ({"search": "d"}, "edba"),
+    ({"search": "%"}, ""),
+    ({"search": ""}, "edcba"),
     ({"label": "a\0\udc80"}, ""),
 ]
 
@@ -104,6 +111,13 @@ async def test_a_status_that_does_not_exist_is_refused_with_those_that_do(opens_
             session.find_jobs(status="bogus")  # type: ignore[arg-type]
         with pytest.raises(ValueError, match=problem):
             await session.prune(0, "bogus")  # type: ignore[arg-type]
+
+
+async def test_a_search_for_too_many_words_is_refused(opens_inline: Open) -> None:
+    async with opens_inline() as session:
+        assert await ids(session.find_jobs(search="d " * 16)) == ""
+        with pytest.raises(ValueError, match="search must have at most 16 words, not 17"):
+            session.find_jobs(search="d " * 17)
 
 
 async def test_a_running_job_is_found_by_its_present_status(opens_inline: Open) -> None:

@@ -19,11 +19,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from dfm_async.errors import JobNotFound, JobOwned, StoreError
-from dfm_async.model.job_filter import JobFilter
+from dfm_async.model.job_filter import JobFilter, lowered
 from dfm_async.model.status import JobStatus
 from dfm_async.store import Store
 from dfm_async.store.base import Entry, StoredJob
-from dfm_async.store.rows import VERSION
+from dfm_async.store.rows import VERSION, storable
 from tests.store.backends import Backend
 from tests.store.conftest import AnyOpener
 from tests.store.helpers import entry, everything, found, new_job, row
@@ -125,6 +125,7 @@ _filters = st.builds(
     label=_texts,
     since=st.none() | st.integers(0, 4).map(float),
     until=st.none() | st.integers(0, 4).map(float),
+    search=st.sampled_from([None, "X", "a x", "\0", "ä", "Ä", "%", "_"]),
 )
 
 
@@ -132,12 +133,14 @@ def in_list(job: StoredJob, names: tuple[str | None, str | None], wanted: JobFil
     """Return whether a list of a store has a job, with these names of its pipeline and label."""
     if wanted.status is not None and wanted.status.terminal != job.status.terminal:
         return False
+    text = storable(lowered(" ".join([job.job_id, *filter(None, names)]))) or ""
     return (
         (wanted.status is None or not wanted.status.terminal or wanted.status is job.status)
         and wanted.pipeline in (None, names[0])
         and wanted.label in (None, names[1])
         and (wanted.since is None or job.created >= wanted.since)
         and (wanted.until is None or job.created < wanted.until)
+        and all((storable(word) or "") in text for word in wanted.words)
     )
 
 

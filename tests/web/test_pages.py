@@ -70,7 +70,10 @@ async def test_lists_of_jobs_are_filtered_page_by_page(store_url: str, *, stored
                 newest[4],
             ]
             assert await ids(status=JobStatus.FINISHED, pipeline="counting") == newest[::2]
-        for wrong in ({"since": "-1"}, {"since": "now"}, {"until": "nan"}, {"until": "1e999"}):
+            assert await ids(search="UNT any") == newest[::2]
+            assert await ids(search=newest[3][2:]) == newest[3:4]
+            assert await ids(search="nobody") == []
+        for wrong in ({"since": "-1"}, {"since": "now"}, {"until": "nan"}, {"until": "1e999"}, {"search": 17 * "x "}):
             assert (await server.client.get("/jobs", params=wrong)).status_code == 422
 
 

@@ -9,12 +9,15 @@ const PAUSE = 400; // between what is typed and the request
 const STATUSES = ["All", "Active", "Finished", "Failed", "Aborted", "Interrupted"];
 
 const newest = (one, other) => other.created - one.created || (other.job_id < one.job_id ? -1 : 1);
+const MOST = 16; // words of a search, as in the service
+const lower = text => text.replace(/[A-Z]+/g, letters => letters.toLowerCase());
 const seconds = input => (input.value ? new Date(input.value).getTime() / 1000 : null);
 
 export class JobList {
   #jobs = new Map();
   #rows = new Map();
   #wanted = {}; // what jobs must be: the query of requests
+  #words = []; // what is searched
   #status = "All";
   #next = null; // where the next page begins
   #reach = Infinity; // jobs that were created before this time are not listed completely
@@ -23,6 +26,7 @@ export class JobList {
   #timer = null;
   #current = null;
   #problem = "";
+  #several = false; // whether the jobs have several submitters, which are shown then
 
   constructor(root, { create }) {
     const field = (name, type, more) => {
@@ -33,7 +37,8 @@ export class JobList {
     const [principal, principals] = field("Submitted by", "search", { list: "principals" });
     const [since, from] = field("From", "datetime-local");
     const [until, to] = field("Until", "datetime-local");
-    this.fields = { pipeline, principal, since, until };
+    const search = h("input", { type: "search", autocomplete: "off", placeholder: "Search id, pipeline, submitter", "aria-label": "Search jobs by parts of their id, pipeline or submitter", oninput: () => this.#typed() });
+    this.fields = { search, pipeline, principal, since, until };
     this.names = h("datalist", { id: "pipelines" });
     this.people = h("datalist", { id: "principals" });
     this.list = h("ul", { class: "list", onkeydown: event => this.#walk(event) });
@@ -46,6 +51,7 @@ export class JobList {
     root.replaceChildren(
       h("div", { class: "top" },
         h("div", { class: "title" }, h("h2", {}, "Jobs"), create),
+        search,
         h("div", { class: "tabs", role: "group", "aria-label": "Jobs by status" }, ...this.tabs),
         h("details", { class: "filter" }, this.filter, h("div", { class: "fields" }, pipelines, principals, from, to, this.reset), this.names, this.people)),
       h("div", { class: "rows" }, this.list, this.note, this.more));
@@ -110,10 +116,12 @@ export class JobList {
 
   #begin() {
     clearTimeout(this.#timer);
-    const { pipeline, principal, since, until } = this.fields;
+    const { search, pipeline, principal, since, until } = this.fields;
     const given = { pipeline: pipeline.value.trim(), principal: principal.value.trim(), since: seconds(since), until: seconds(until) };
     const set = Object.entries(given).filter(([, value]) => value);
     say(this.filter, set.length ? `Filter (${set.length})` : "Filter");
+    this.#words = lower(search.value).split(/\s+/).filter(Boolean).slice(0, MOST);
+    if (this.#words.length) set.push(["search", this.#words.join(" ")]);
     this.reset.hidden = !set.length;
     this.#wanted = Object.fromEntries(set);
     this.#next = null;
@@ -156,17 +164,19 @@ export class JobList {
     if (last && this.#fits(last) && this.#reach <= last.created) [this.#reach, this.#next] = [last.created, `${last.created}~${last.job_id}`];
   }
 
-  #fits({ status, pipeline, principal, created }) {
+  #fits({ job_id: id, status, pipeline, principal, created }) {
     const wanted = this.#wanted;
     return (this.#status === "All" || (this.#status === "Active" ? !ended(status) : status === this.#status.toLowerCase()))
       && (!wanted.pipeline || pipeline === wanted.pipeline) && (!wanted.principal || principal === wanted.principal)
-      && (!wanted.since || created >= wanted.since) && (!wanted.until || created < wanted.until);
+      && (!wanted.since || created >= wanted.since) && (!wanted.until || created < wanted.until)
+      && this.#words.every(word => lower(`${id} ${pipeline ?? ""} ${principal ?? ""}`).includes(word));
   }
 
   #paint() {
     if (this.#reach === Infinity && !this.#problem) return; // what is there stays until the page has come
     const shown = this.known.filter(info => info.created >= this.#reach && this.#fits(info)).sort(newest);
     for (const id of this.#rows.keys()) if (!this.#jobs.has(id)) this.#rows.delete(id);
+    this.#several = new Set(this.known.map(info => info.principal)).size > 1;
     const before = document.activeElement?.closest?.(".row")?.dataset.job;
     const rows = shown.map(info => this.#row(info));
     // Rows stay where they are if they can: to move one takes the focus away from it.
@@ -177,7 +187,9 @@ export class JobList {
     if (before && document.activeElement === document.body) this.#rows.get(before)?.firstElementChild.focus();
     const full = shown.length >= KEPT;
     this.more.hidden = this.#next === null || full;
-    const none = this.#status !== "All" || Object.keys(this.#wanted).length ? "No such jobs." : "No jobs yet.";
+    const { pipeline, principal } = this.#wanted;
+    const whole = pipeline || principal ? " Pipeline and submitter must be whole names; the search finds parts of them." : "";
+    const none = this.#status !== "All" || Object.keys(this.#wanted).length ? `No such jobs.${whole}` : "No jobs yet.";
     const some = this.#next === null ? "" : `The newest ${count(shown.length)}.${full ? " Filter by time to see older ones." : ""}`;
     say(this.note, this.#problem || (shown.length ? some : none));
     this.note.hidden = !this.note.textContent;
@@ -191,8 +203,8 @@ export class JobList {
       this.#rows.set(id, row);
     }
     const link = row.firstElementChild;
-    if (row.info !== info) {
-      row.info = info;
+    if (row.info !== info || row.several !== this.#several) {
+      Object.assign(row, { info, several: this.#several });
       link.className = `row s-${info.status}`;
       const sets = info.sets === null || info.sets === 0 ? "" : `${count(info.done ?? 0)}/${count(info.sets)}`;
       const waits = info.status === "submitted" && info.start_at !== null;
@@ -201,7 +213,7 @@ export class JobList {
       const time = info.finished ? duration(info.finished - begun) : waits ? `starts at ${moment(info.start_at)}` : waiting;
       link.replaceChildren(
         mark(info.status), h("span", { class: "name" }, info.pipeline ?? "pipeline"), h("span", { class: "when" }, moment(info.created)),
-        h("span", { class: "id" }, id),
+        h("span", { class: "id" }, this.#several && info.principal ? `${id} · ${info.principal}` : id),
         h("span", { class: "sum" }, info.errors ? h("span", { class: "bad" }, plural(info.errors, "error")) : sets ? `${sets} · ${time}` : time),
         h("span", { class: "hidden" }, `, ${info.status}`));
     }
