@@ -10,7 +10,8 @@ import msgspec
 from dfm_async.model.info import JobInfo
 from dfm_async.model.status import JobStatus, check_status
 
-_MOST_WORDS: Final = 16
+MOST_WORDS: Final = 16
+"""The most words of a search."""
 _LOWER: Final = str.maketrans(string.ascii_uppercase, string.ascii_lowercase)
 
 
@@ -39,8 +40,8 @@ class JobFilter(msgspec.Struct, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         if self.status is not None:
             check_status("status", self.status)
-        if len(self.words) > _MOST_WORDS:
-            raise ValueError(f"search must have at most {_MOST_WORDS} words, not {len(self.words)}")
+        if len(self.words) > MOST_WORDS:
+            raise ValueError(f"search must have at most {MOST_WORDS} words, not {len(self.words)}")
 
     @property
     def words(self) -> list[str]:

@@ -13,6 +13,7 @@ from starlette.responses import Response
 from starlette.types import Send
 
 import dfm_async
+from dfm_async.model.job_filter import MOST_WORDS
 from dfm_async.model.status import JobStatus
 from dfm_async.results.event_codec import EVENT_NAMES
 from dfm_async.web.paging import CURSOR, STATUS_CHOICES, largest_limit
@@ -21,6 +22,7 @@ from dfm_async.web.requests import Cancel, Fork, Inputs, Sent, Submission, Whole
 from dfm_async.web.responses import raw_answer
 from dfm_async.web.single_results import ARROW
 from dfm_async.web.state import Handlers, State
+from dfm_async.wire.codec.images import IMAGES
 
 _REF: Final = "#/components/schemas/{model}"
 _ROOT: Final = "/the-address-of-the-service"
@@ -293,6 +295,8 @@ _ANYTHING: Final = _json({"type": "object"})
 _PLAIN: Final = {"text/plain": {"schema": _TEXT}}
 _RESUME: Final[Schema] = {"name": "Last-Event-ID", "in": "header", "schema": _TEXT, "description": "as after"}
 
+_SEARCH: Final = {"type": "string", "pattern": rf"^\s*(\S+(\s+\S+){{0,{MOST_WORDS - 1}}})?\s*$"}
+_OFFSET: Final = {"name": "offset", "in": "path", "required": True, "schema": {**_NUMBER, "maximum": 10**18}}
 _LIVE: Final = _events(["job", "sites"], {"type": "object"}, "a Job, or the state of the workers by site")
 _DRAWING: Final[Schema] = {"image/svg+xml": {}}
 _FORGET: Final[Schema] = {
@@ -328,7 +332,7 @@ def _fixed(page_size: int) -> Schema:
             _query("label", _TEXT, "only jobs with this label; services label jobs with their principals"),
             _query("since", _SECONDS, "only jobs that were created then or later, in seconds since 1970"),
             _query("until", _SECONDS, "only jobs that were created before that, in seconds since 1970"),
-            _query("search", _TEXT, "only jobs with all these words in their ids, pipelines or labels"),
+            _query("search", _SEARCH, "only jobs with all these words in their ids, pipelines or labels"),
         ),
         "/jobs/{job_id}": {**_get("showJob", "One job", _json(_ref("Job")), _JOB_ID), "delete": _FORGET},
         "/jobs/{job_id}/events": _get(
@@ -345,7 +349,14 @@ def _fixed(page_size: int) -> Schema:
             "One result of a job; a table also as an Arrow IPC stream, to clients that accept this type",
             {**_json(_ref("Event")), ARROW: {"schema": {"type": "string", "contentMediaType": ARROW}}},
             _JOB_ID,
-            {"name": "offset", "in": "path", "required": True, "schema": {**_NUMBER, "maximum": 10**18}},
+            _OFFSET,
+        ),
+        "/jobs/{job_id}/results/{offset}/image": _get(
+            "readImage",
+            "A preview of a result that is an image",
+            {media: {"schema": {"type": "string", "contentMediaType": media}} for media in IMAGES},
+            _JOB_ID,
+            _OFFSET,
         ),
         "/jobs/{job_id}/stream": _get(
             "streamEvents", "Events of a job", _STREAM, _JOB_ID, _AFTER, _RESUME, _GONE, _ACTIVITY

@@ -153,6 +153,7 @@ class Service:
     def _make_routes(self) -> list[BaseRoute]:
         state = self._state
         jobs, pages, monitoring, assets = JobHandlers(state), PageHandlers(state), _Monitoring(state), Assets(state)
+        results = ResultHandlers(state)
 
         always = state.guard.query
 
@@ -185,7 +186,8 @@ class Service:
             route("POST", "/jobs", jobs.submit_pipeline, "activity"),
             route("GET", "/jobs/{job_id}", jobs.show),
             route("DELETE", "/jobs/{job_id}", jobs.forget),
-            route("GET", "/jobs/{job_id}/results/{offset}", ResultHandlers(state).result),
+            route("GET", "/jobs/{job_id}/results/{offset}", results.result),
+            route("GET", "/jobs/{job_id}/results/{offset}/image", results.image),
             route("GET", "/jobs/{job_id}/events", pages.events, "after", "limit", "wait"),
             route("GET", "/jobs/{job_id}/stream", jobs.stream, "after", "activity", "on_disconnect"),
             route("GET", "/jobs/{job_id}/graph", Drawings(state).graph),

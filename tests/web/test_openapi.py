@@ -72,6 +72,7 @@ def operations() -> list[str]:
     names += [
         "readEvents",
         "readResult",
+        "readImage",
         "streamEvents",
         "sendInputs",
         "sendEvent",

@@ -170,12 +170,13 @@ export class JobView {
     this.buttons.fork.hidden = !over || !info.stored || this.graph.calls.length === 0;
     const later = info.start_at > info.created ? info.start_at : null;
     const took = (info.finished ?? Date.now() / 1000) - (later ?? info.created);
-    const waits = later !== null && info.status === "submitted";
+    // When an interrupted job ended is not known, nor how long one that starts later will take.
+    const untimed = info.status === "interrupted" ? info.finished === null : later !== null && info.status === "submitted";
     const sets = info.sets === null ? null : `${info.done === null ? "" : `${count(info.done)} of `}${count(info.sets)}${info.accepts ? " or more" : ""}`;
     this.facts.replaceChildren(...[
       ["Parameter sets", sets],
-      [over ? "Took" : "Running for", waits ? null : duration(Math.max(0, took))],
-      [waits ? "Starts at" : "Started at", later && moment(later)],
+      [over ? "Took" : info.status === "submitted" ? "Waiting" : "Running for", untimed ? null : duration(Math.max(0, took))],
+      [info.status === "submitted" ? "Starts at" : "Started at", later && moment(later)],
       ["Errors", count(errors), errors > 0],
       ["Submitted", moment(info.created)],
       ["Submitted by", info.principal],

@@ -1,7 +1,7 @@
 // What the page knows of one job, bounded: a job may have more events than a browser has memory.
 
 import { ended } from "./dom.js";
-import { title } from "./values.js";
+import { isImage, title } from "./values.js";
 
 const RESULTS = 5000;
 const TEXT = 16_000_000;
@@ -25,7 +25,9 @@ function trim(map, most) {
 
 const indented = value => {
   const text = JSON.stringify(value, null, 2) ?? "null";
-  return text.length > ONE ? { text: text.slice(0, ONE), cut: true, said: title(value) } : { text, cut: false };
+  const cut = text.length > ONE;
+  const image = isImage(value);
+  return { text: cut ? text.slice(0, ONE) : text, cut, image, said: cut || image ? title(value) : null };
 };
 
 export class JobModel {

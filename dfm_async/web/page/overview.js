@@ -60,6 +60,13 @@ export class Overview {
     this.#from = next === null ? 0 : jobs.at(-1).created;
     this.#since = jobs[0]?.created ?? 0;
     for (const info of [...jobs, ...failed.jobs]) if (!this.#jobs.has(info.job_id)) this.#keep(info, jobs.includes(info));
+    if (!this.#steps.length) {
+      // What is certain of the minute before: the jobs that have begun and ended in it.
+      const start = Date.now() / 1000 - performance.now() / 1000;
+      this.#steps = jobs.filter(info => info.finished !== null && info.created > Date.now() / 1000 - MINUTE)
+        .map(info => ({ at: (info.finished - start) * 1000, sets: info.done ?? 0, errors: info.errors }))
+        .sort((one, other) => one.at - other.at);
+    }
     this.paint();
   }
 

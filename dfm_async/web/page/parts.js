@@ -48,8 +48,9 @@ export class Nodes {
     say(row.done, count(node.done));
     say(row.failed, count(node.failed));
     row.failed.classList.toggle("bad", node.failed > 0);
-    const { progress } = node;
+    const progress = open(node) > 0 ? node.progress : null; // of a call that has ended, it says nothing any more
     row.bar.hidden = !progress?.total;
+    row.said.hidden = !progress;
     if (!progress) return;
     if (progress.total) row.bar.value = Math.min(1, progress.done / progress.total);
     const much = progress.total ? `${short(progress.done)} of ${short(progress.total)}` : short(progress.done);

@@ -2,7 +2,7 @@
 
 import { card, count, ended, h, painter, say, siteTag, table } from "./dom.js";
 import { get, jobPath, url } from "./service.js";
-import { picture, title } from "./values.js";
+import { image, picture, title } from "./values.js";
 
 const SHOWN = 200;
 const LINE = 160;
@@ -69,19 +69,21 @@ export class Results {
     return row;
   }
 
-  #value({ offset, text, cut, said }) {
+  #value({ offset, text, cut, image: pictured, said }) {
     const value = !cut && /^[[{]/.test(text) ? JSON.parse(text) : null;
-    const known = cut ? said : title(value);
+    const known = said ?? title(value);
     const line = known ?? text.slice(0, 4 * LINE).replace(/\s*\n\s*/g, " ");
-    if (!cut && value === null && line.length <= LINE) return h("span", { class: "one" }, line);
+    if (!cut && !pictured && value === null && line.length <= LINE) return h("span", { class: "one" }, line);
     const details = h("details", {}, h("summary", { class: known === null && "one" }, line.length > LINE ? `${line.slice(0, LINE)} …` : line));
     details.addEventListener("toggle", () => {
       if (details.childElementCount > 1) return;
       const json = h("pre", {}, text);
       const show = drawn => details.append(...(drawn ? [h("div", { class: "preview" }, drawn), h("details", {}, h("summary", { class: "soft" }, "JSON"), json)] : [json]));
+      const { job_id: id } = this.model.info;
+      const path = `${jobPath(id, "/events")}?after=${offset - 1}&limit=1`;
+      if (cut) details.append(h("p", {}, "Shortened: ", h("a", { href: url(path) }, "the whole value"), "."));
+      if (pictured) return show(image(url(jobPath(id, `/results/${offset}/image`)), known));
       if (!cut) return show(picture(value));
-      const path = `${jobPath(this.model.info.job_id, "/events")}?after=${offset - 1}&limit=1`;
-      details.append(h("p", {}, "Shortened: ", h("a", { href: url(path) }, "the whole value"), "."));
       return get(path).then(({ events }) => show(picture(events[0].value)), () => show(null));
     });
     return details;

@@ -16,10 +16,24 @@ function cell(value) {
   return h("td", { class: typeof value === "number" && "num" }, text.length > CELL ? `${text.slice(0, CELL)} …` : text);
 }
 
+const FILES = { PNG: /^iVBORw0KGgo/, JPEG: /^\/9j\//, WebP: /^UklGR.{7}RUJQ/ }; // as base64
+const fileType = value => (typeof value === "string" && value.length > 48 ? Object.keys(FILES).find(name => FILES[name].test(value)) : undefined);
+
+/** Whether the service may have a preview of a value as an image: it has the last word. */
+export function isImage(value) {
+  if (fileType(value)) return true;
+  const { type, shape, size, mode, dtype, omitted } = value ?? {};
+  if (type === "numpy.ndarray") return dtype === "uint8" && (shape?.length === 2 || (shape?.length === 3 && [1, 3, 4].includes(shape[2])));
+  return (type === "PIL.Image.Image" && typeof mode === "string" && Array.isArray(size)) || (type === "bytes" && omitted === true);
+}
+
 /** Says what a value is, in a line; null if its JSON says it best. */
 export function title(value) {
+  if (fileType(value)) return `${fileType(value)} image, ${bytes(value.length * 0.75)}`;
   if (Array.isArray(value)) {
     const shape = shapeOf(value);
+    const pixels = shape ? null : colourShape(value);
+    if (pixels) return `${times(pixels)} numbers`;
     return shape && `${times(shape)} ${numbers(shape.length === 2 ? value.flat() : value) ? "numbers" : "values"}`;
   }
   const { type, shape, size, mode, dims, columns, dtype, name } = value ?? {};
@@ -31,11 +45,18 @@ export function title(value) {
   return null;
 }
 
+/** Shows the image at an address. */
+export function image(source, label) {
+  const shown = h("img", { class: "image", src: source, alt: label, loading: "lazy", onerror: () => figure.replaceChildren(h("p", { class: "soft" }, "There is no preview of this value.")) });
+  const figure = h("figure", {}, shown);
+  return figure;
+}
+
 /** Shows the beginning of a value as a table, and numbers also as a drawing; null if it is neither. */
 export function picture(value) {
   if (Array.isArray(value)) {
     const shape = shapeOf(value);
-    if (!shape) return null;
+    if (!shape) return colours(value);
     if (shape.length === 1) return numbers(value) ? curve(value) : null;
     return h("div", {}, numbers(value.flat()) && shape[0] > 4 && shape[1] > 4 ? heat(value, shape) : null,
       grid(["", ...value[0].map((_, index) => `#${index}`)], value.map((row, index) => [index, ...row]), shape[0], shape[1]));
@@ -85,17 +106,36 @@ function heat(rows, [high, wide]) {
   const [low, top] = range(rows.flat());
   const [height, width] = [Math.min(MAP, high), Math.min(MAP, wide)];
   const label = `${count(high)} × ${count(wide)} numbers from ${short(low)} (dark) to ${short(top)} (light)`;
+  return drawing(width, height, label, (x, y) => {
+    const value = rows[Math.floor((y * high) / height)][Math.floor((x * wide) / width)];
+    if (value === null) return [0, 0, 0, 0];
+    const part = (value - low) / (top - low || 1);
+    return [255 * part ** 1.5, 40 + 190 * part, 110 + 60 * Math.sin(Math.PI * part), 255];
+  });
+}
+
+/** Draws nested lists with three or four bytes for each pixel: an array of colours that is small enough to come whole. */
+function colours(rows) {
+  const shape = colourShape(rows);
+  if (!shape) return null;
+  const [high, wide] = shape;
+  return drawing(wide, high, `${count(wide)} × ${count(high)} pixels`, (x, y) => [...rows[y][x], 255].slice(0, 4));
+}
+
+/** The lengths of such lists; null for all others. */
+function colourShape(rows) {
+  const [high, wide, channels] = [rows.length, rows[0]?.length, rows[0]?.[0]?.length];
+  const byte = item => Number.isInteger(item) && item >= 0 && item < 256;
+  const pixel = item => Array.isArray(item) && item.length === channels && item.every(byte);
+  if (high < 5 || !(wide > 4) || ![3, 4].includes(channels)) return null;
+  return rows.every(row => Array.isArray(row) && row.length === wide && row.every(pixel)) ? [high, wide, channels] : null;
+}
+
+function drawing(width, height, label, colour) {
   const canvas = h("canvas", { class: "heat", width, height, role: "img", "aria-label": label });
   const pen = canvas.getContext("2d");
-  const image = pen.createImageData(width, height);
-  for (let y = 0; y < height; y++) {
-    for (let x = 0; x < width; x++) {
-      const value = rows[Math.floor((y * high) / height)][Math.floor((x * wide) / width)];
-      if (value === null) continue; // stays transparent
-      const part = (value - low) / (top - low || 1);
-      image.data.set([255 * part ** 1.5, 40 + 190 * part, 110 + 60 * Math.sin(Math.PI * part), 255], 4 * (y * width + x));
-    }
-  }
-  pen.putImageData(image, 0, 0);
+  const pixels = pen.createImageData(width, height);
+  for (let y = 0; y < height; y++) for (let x = 0; x < width; x++) pixels.data.set(colour(x, y), 4 * (y * width + x));
+  pen.putImageData(pixels, 0, 0);
   return h("figure", {}, canvas, h("figcaption", { class: "soft" }, label));
 }

@@ -64,6 +64,8 @@ class NamedCodec:
         canonical: encodes for keys and fingerprints: equal values give equal data, whatever their layout in memory.
         preview: describes a value by plain data, with at most this number of elements.
         arrow: turns a value that is a table into one of Arrow; may raise anything. pyarrow may not be installed.
+        pixels: turns a value that is an image into its width, height, number of channels (1, 3 or 4) and bytes, with at
+            most this number of pixels in a row or column. May raise anything.
         ours: whether it is one of our own, for a library.
     """
 
@@ -76,6 +78,7 @@ class NamedCodec:
     canonical: Callable[[Any], Any] | None = None
     preview: Callable[[Any, int], Any] | None = None
     arrow: Callable[[Any], Any] | None = None
+    pixels: Callable[[Any, int], tuple[int, int, int, bytes]] | None = None
     ours: bool = False
 
 
@@ -279,6 +282,12 @@ def arrow_table(value: Any) -> Any:
     """Return a table of a library as one of Arrow, or None if the value is not a table; may raise anything."""
     codec = _registry.of_type(type(value))
     return None if codec is None or codec.arrow is None else codec.arrow(value)
+
+
+def image_pixels(value: Any, side: int) -> tuple[int, int, int, bytes] | None:
+    """Return the pixels of an image of a library, or None if the value is not an image; may raise anything."""
+    codec = _registry.of_type(type(value))
+    return None if codec is None or codec.pixels is None else codec.pixels(value, side)
 
 
 def _known(_engine: CodecEngine, kind: type) -> bool:

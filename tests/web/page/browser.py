@@ -9,8 +9,10 @@ from contextlib import asynccontextmanager
 
 from playwright.async_api import Browser, async_playwright, expect
 
-__all__ = ["chromium", "launched"]
+__all__ = ["RULES", "chromium", "launched"]
 
+RULES = ["wcag2a", "wcag2aa", "wcag21aa", "wcag22aa", "best-practice"]
+"""The rules of axe that the page keeps."""
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 
 

@@ -13,8 +13,10 @@ import tempfile
 from asyncio.subprocess import DEVNULL, PIPE
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
+from axe_playwright_python.base import AXE_SCRIPT
 from websockets.asyncio.client import ClientConnection, connect
 
 __all__ = ["Firefox", "firefox"]
@@ -79,6 +81,16 @@ class Firefox:
         assert found["type"] == "success", found["exceptionDetails"]["text"]
         return found["result"].get("value")
 
+    async def sound(self, rules: list[str]) -> None:
+        """Check the accessibility of the page."""
+        await self.evaluate(f"void (() => {{ {AXE_SCRIPT} }})()")
+        options = json.dumps({"resultTypes": ["violations"], "runOnly": rules})
+        found = await self.evaluate(
+            f"axe.run({options}).then(({{ violations }}) => JSON.stringify(violations.map(({{ id, nodes }}) => "
+            "[id, ...nodes.map(node => node.html)])))"
+        )
+        assert json.loads(found) == []
+
     async def _call(self, method: str, **params: Any) -> Any:
         number = next(self._numbers)
         await self._connection.send(json.dumps({"id": number, "method": method, "params": params}))
@@ -93,9 +105,12 @@ class Firefox:
 
 
 @asynccontextmanager
-async def firefox() -> AsyncIterator[Firefox]:
-    """Start Firefox with an empty profile."""
+async def firefox(scheme: str = "light") -> AsyncIterator[Firefox]:
+    """Start Firefox with a profile that has nothing but a colour scheme."""
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as profile:
+        number = ("dark", "light").index(scheme)
+        setting = f'user_pref("layout.css.prefers-color-scheme.content-override", {number});\n'
+        await asyncio.to_thread((Path(profile) / "user.js").write_text, setting)
         arguments = ("--headless", "--no-remote", "--profile", profile, "--remote-debugging-port", "0")
         process = await asyncio.create_subprocess_exec(program(), *arguments, stdout=DEVNULL, stderr=PIPE)
         assert process.stderr is not None

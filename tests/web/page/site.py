@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import io
 from collections.abc import AsyncIterator
 from datetime import date
 from typing import Any, Literal
+
+import numpy as np
+from PIL import Image
 
 from dfm_async import Federation, ForEach, OperationContext, Pipeline, PlaceParam, Sleep, Wait, Yield
 
@@ -51,6 +55,12 @@ async def says(text: str) -> str:
     return text
 
 
+def photo(kind: str) -> bytes:
+    file = io.BytesIO()
+    Image.effect_noise((300, 200), 64).save(file, kind)
+    return file.getvalue()
+
+
 @lab.operation
 async def gives(kind: str) -> Any:
     """Return a value, or the JSON of one."""
@@ -60,7 +70,15 @@ async def gives(kind: str) -> Any:
         "long": [[x * y / 7 for x in range(100)] for y in range(100)],
         "series": {"type": "pandas.Series", "shape": [9], "name": "celsius", "values": [-1.5, None, *range(7)]},
         "table": {**table, "index": [[0, "x"]] * 20, "rows": [["<i>", n] for n in range(20)]},
-        "image": {"type": "PIL.Image.Image", "mode": "RGB", "size": [640, 480]},
+        "image": {"type": "PIL.Image.Image", "mode": "RGB", "size": [640, 480]},  # but it is not one
+        "pillow": Image.new("RGB", (1500, 1000), "red"),
+        "photo": photo("JPEG"),
+        "file": photo("PNG"),
+        "web": photo("WEBP"),
+        "pixels": np.full((480, 640, 3), 7, np.uint8),
+        "icon": np.full((6, 8, 4), 200, np.uint8),
+        "svg": b"<svg xmlns='http://www.w3.org/2000/svg' onload='alert(1)'/>",
+        "large": photo("PNG") + bytes(4 * 2**20),
     }[kind]
 
 

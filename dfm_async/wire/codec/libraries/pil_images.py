@@ -13,6 +13,7 @@ _BYTES: Final = {
     **{"RGB": 3, "YCbCr": 3, "LAB": 3, "HSV": 3, "RGBA": 4, "RGBa": 4, "RGBX": 4, "CMYK": 4, "I": 4, "F": 4},
 }
 """The bytes of a pixel by mode. Eight pixels of the mode ``1`` share one."""
+_PREMULTIPLIED: Final = {"La": "LA", "RGBa": "RGBA"}
 _PALETTES: Final = ("RGB", "RGBA")
 _COLOURS: Final = 256
 
@@ -61,6 +62,27 @@ def _preview(value: Any, _items: int) -> dict[str, Any]:
     return {"type": "PIL.Image.Image", "mode": value.mode, "size": list(value.size)}
 
 
+def _pixels(value: Any, side: int) -> tuple[int, int, int, bytes]:
+    """Return the pixels as grey, RGB or RGBA; of modes with more than 8 bits, from the darkest to the brightest."""
+    longest = max(value.size)
+    if longest > side:
+        size = tuple(max(1, length * side // longest) for length in value.size)
+        smooth = value.mode in ("L", "LA", "RGB", "RGBA")
+        value = value.resize(size, Image.Resampling.BOX if smooth else Image.Resampling.NEAREST)
+    if value.mode in _PREMULTIPLIED:
+        value = value.convert(_PREMULTIPLIED[value.mode])
+    if value.mode.startswith(("I", "F")):
+        value = value.convert("F")
+        low, high = value.getextrema()
+        scale = 255 / (high - low) if high > low else 0
+        value = value.point(lambda number: number * scale + -low * scale).convert("L")
+    elif value.mode.endswith("A") or "transparency" in value.info:
+        value = value.convert("RGBA")
+    else:
+        value = value.convert("L" if value.mode in ("1", "L") else "RGB")
+    return (*value.size, len(value.getbands()), value.tobytes())
+
+
 register_ours(
     NamedCodec(
         type=Image.Image,
@@ -68,6 +90,7 @@ register_ours(
         encode=_encode,
         decode=_decode,
         preview=_preview,
+        pixels=_pixels,
         subclasses=True,
         ours=True,
     )
