@@ -61,10 +61,10 @@ export class Overview {
     this.#since = jobs[0]?.created ?? 0;
     for (const info of [...jobs, ...failed.jobs]) if (!this.#jobs.has(info.job_id)) this.#keep(info, jobs.includes(info));
     if (!this.#steps.length) {
-      // What is certain of the minute before: the jobs that have begun and ended in it.
-      const start = Date.now() / 1000 - performance.now() / 1000;
-      this.#steps = jobs.filter(info => info.finished !== null && info.created > Date.now() / 1000 - MINUTE)
-        .map(info => ({ at: (info.finished - start) * 1000, sets: info.done ?? 0, errors: info.errors }))
+      // What is certain of the minute before: all that the jobs have done that were submitted in it.
+      const now = Date.now() / 1000;
+      this.#steps = jobs.map(info => this.#jobs.get(info.job_id)).filter(info => info.created > now - MINUTE)
+        .map(({ finished, done, errors }) => ({ at: performance.now() - (now - (finished ?? now)) * 1000, sets: done ?? 0, errors }))
         .sort((one, other) => one.at - other.at);
     }
     this.paint();

@@ -41,7 +41,7 @@ export class Nodes {
       const bar = h("progress", { max: 1, hidden: true, "aria-label": `Progress of ${node.label} at ${node.site}` });
       row = { open: number(), done: number(), failed: number(), bar, said: h("small", { class: "soft" }) };
       this.#rows.set(node, row);
-      this.body.append(h("tr", {}, h("td", { class: "how" }, node.label, row.bar, row.said), h("td", {}, siteTag(node.site, this.color(node.site))),
+      this.body.append(h("tr", {}, h("td", { class: "how", "data-more": node.site }, node.label, row.bar, row.said), h("td", {}, siteTag(node.site, this.color(node.site))),
         row.open, row.done, row.failed));
     }
     say(row.open, count(open(node)));

@@ -63,7 +63,7 @@ export class Results {
 
   #row(result) {
     const row = h("tr", {},
-      h("td", { class: "num soft" }, String(result.offset)), h("td", {}, result.place), h("td", { class: "mono" }, result.frame),
+      h("td", { class: "num soft" }, String(result.offset)), h("td", { class: "name", "data-more": `${result.site} · ${result.offset}` }, result.place), h("td", { class: "mono" }, result.frame),
       h("td", {}, siteTag(result.site, this.color(result.site))), h("td", { class: "wide" }, this.#value(result)));
     row.offset = result.offset;
     return row;

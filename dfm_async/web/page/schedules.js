@@ -24,7 +24,7 @@ export class Schedules {
     const { schedules } = await get("schedules");
     this.card.hidden = schedules.length === 0;
     this.body.replaceChildren(...schedules.map(({ name, timetable, next_at: next, last_job: last, missed }) => h("tr", {},
-      h("td", {}, h("b", {}, name)), h("td", {}, timetable), h("td", {}, next === null ? "–" : moment(next)),
-      h("td", {}, last === null ? "–" : h("a", { href: `?job=${encodeURIComponent(last)}`, "data-link": true }, last)), h("td", {}, missed))));
+      h("td", { class: "name", "data-more": missed }, h("b", {}, name)), h("td", { class: "name" }, timetable), h("td", {}, next === null ? "–" : moment(next)),
+      h("td", { class: "name" }, last === null ? "–" : h("a", { href: `?job=${encodeURIComponent(last)}`, "data-link": true }, last)), h("td", {}, missed))));
   }
 }

@@ -61,7 +61,8 @@ function rows(name, site) {
   const sum = values => values.reduce((total, value) => total + value, 0);
   const restarts = site.restarts ? `, ${plural(site.restarts, "restart")}` : "";
   const number = (value, text = count) => h("td", { class: "num" }, value === null ? "–" : text(value));
-  const line = (head, [said, wrong, title], { running, waiting, jobs, memory, lag }) => h("tr", {}, head, h("td", { class: wrong && "bad", title }, said),
+  const more = ({ jobs, memory, lag }) => [jobs === null ? null : plural(jobs, "job"), memory === null ? null : bytes(memory), lag === null ? null : `lag ${duration(lag)}`];
+  const line = (head, [said, wrong, title], { running, waiting, jobs, memory, lag }) => h("tr", {}, head, h("td", { class: wrong && "bad", title, "data-more": more({ jobs, memory, lag }).filter(Boolean).join(", ") }, said),
     number(running), number(waiting), number(jobs), number(memory, bytes), number(lag, duration));
   const limits = sum(site.limits.map(limit => limit.waiting));
   const total = {
@@ -70,7 +71,7 @@ function rows(name, site) {
   };
   const pid = worker => (worker.pid === null ? "starting" : `process ${worker.pid}`);
   const single = workers.length === 1 ? h("span", { class: "soft mono" }, ` ${pid(workers[0])}`) : null;
-  const first = line(h("td", {}, h("b", {}, name), single), [state(site) + restarts, unwell(site), bound(site).join("\n") || null], total);
+  const first = line(h("td", { class: "name" }, h("b", {}, name), single), [state(site) + restarts, unwell(site), bound(site).join("\n") || null], total);
   if (single) return [first];
   // Without jobs of its own, a worker sends no heartbeats: how many calls it runs for others is not known.
   const known = worker => (worker.jobs ? worker : { ...worker, running: null, waiting: null });

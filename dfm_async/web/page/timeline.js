@@ -174,7 +174,7 @@ export class Timeline {
     const from = calls.reduce((first, call) => Math.min(first, queued(call)), Infinity);
     calls.sort((one, other) => other.start - one.start);
     this.body.replaceChildren(...calls.slice(0, LISTED).map(call => h("tr", {},
-      h("td", { class: "how" }, call.node, h("small", { class: "soft" }, siteTag(call.site, this.color(call.site)), ` frame ${call.frame}`)),
+      h("td", { class: "how", "data-more": `+${duration(call.start - from)}${call.attempt > 1 ? `, attempt ${call.attempt}` : ""}` }, call.node, h("small", { class: "soft" }, siteTag(call.site, this.color(call.site)), ` frame ${call.frame}`)),
       h("td", { class: "num" }, String(call.attempt)), h("td", { class: "num" }, `+${duration(call.start - from)}`),
       h("td", { class: "num" }, call.waited > 0 ? duration(call.waited) : "–"), h("td", { class: "num" }, duration(call.end - call.start)), h("td", { class: call.failed ? "bad" : "" }, call.failed ? "failed" : "done"))));
   }

@@ -477,6 +477,8 @@ async def test_the_overview_lists_schedules_and_their_newest_jobs(browser: Brows
         rows = card(page, "Schedules").locator("tbody tr")
         await expect(rows.nth(0)).to_contain_text(re.compile(r"^leapevery 31,622,400 s.+once$"))
         await expect(rows.nth(1)).to_contain_text(re.compile(r"^oftenevery 1 s.+often@2.+Zskip$"))
+        await page.set_viewport_size({"width": 360, "height": 640})
+        assert await card(page, "Schedules").locator(".scroll").evaluate("box => box.scrollWidth <= box.clientWidth")
         await rows.nth(1).get_by_role("link").click()
         await finished(page)
 
@@ -702,6 +704,10 @@ async def test_a_small_screen_needs_no_sideways_scrolling(server: Server, opened
     await card(page, "Timeline").get_by_text("The same as a table").click()
     await expect(card(page, "Timeline").locator("tbody tr")).to_have_count(7)
     assert await page.evaluate(fits)
+    newest = card(page, "Results").locator("tbody tr").first.locator("td")
+    await expect(newest.nth(3)).to_be_hidden()
+    shown = await newest.nth(1).evaluate("cell => getComputedStyle(cell, '::after').content")
+    assert re.fullmatch(r'"lab · \d+"', shown), "what hidden columns have is in the others"
     await expect(row(page, job_id)).to_be_hidden()
     await page.get_by_role("link", name="All jobs").click()
     await row(page, failed).click()
