@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import sys
 import threading
 from importlib.resources import files
@@ -212,6 +213,12 @@ def test_page_files_are_served_without_comments_and_with_all_their_lines() -> No
         assert not [line for _, line in pairs if line.startswith(("//", "/**", "*/"))]
         kept = [original for original, line in pairs if not line and original.strip()]
         assert all(original.strip().startswith(("//", "/**", "*")) for original in kept), name
+
+
+def test_page_loads_all_its_modules_at_once() -> None:
+    served = read_assets()
+    loaded = re.findall(r'<link rel="modulepreload" href="page/(.+)">', served["index.html"].body.decode())
+    assert sorted([*loaded, "main.js"]) == sorted(name for name in served if name.endswith(".js"))
 
 
 async def test_the_page_is_found_without_a_slash_at_the_end(server: Server) -> None:
