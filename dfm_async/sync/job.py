@@ -169,14 +169,14 @@ class Job(Blocking[AsyncJob[R_co]], Generic[R_co]):
         """The first errors of the job, as far as they are known here; ``info().errors`` is the number of all errors."""
         return self._call(lambda: self._async.errors)
 
-    def latest(self, count: int=5) -> Results:
+    def latest(self, count: int = 5) -> Results:
         """Return the newest results that are in memory, oldest first. Readers still get all results.
 
         See :meth:`dfm_async.Job.latest`.
         """
         return self._call(lambda: self._async.latest(count))
 
-    def wait_until_finished(self, timeout: float | None=None) -> bool:
+    def wait_until_finished(self, timeout: float | None = None) -> bool:
         """Wait for the end, and return whether the job has ended. Does not raise if the job failed.
 
         See :meth:`dfm_async.Job.wait_until_finished`.
@@ -184,35 +184,59 @@ class Job(Blocking[AsyncJob[R_co]], Generic[R_co]):
         return self._wait(self._async.wait_until_finished(timeout))
 
     @overload
-    def results(self, place: Literal['result'], after: int | None=None, ordered: bool=False, errors: Literal['raise']='raise') -> Stream[Result[R_co]]: ...
+    def results(
+        self,
+        place: Literal["result"],
+        after: int | None = None,
+        ordered: bool = False,
+        errors: Literal["raise"] = "raise",
+    ) -> Stream[Result[R_co]]: ...
 
     @overload
-    def results(self, place: str | None=None, after: int | None=None, ordered: bool=False, errors: Literal['raise']='raise') -> Stream[Result]: ...
+    def results(
+        self,
+        place: str | None = None,
+        after: int | None = None,
+        ordered: bool = False,
+        errors: Literal["raise"] = "raise",
+    ) -> Stream[Result]: ...
 
     @overload
-    def results(self, place: Literal['result'], after: int | None=None, ordered: bool=False, *, errors: Literal['yield']) -> Stream[Result[R_co] | Failure]: ...
+    def results(
+        self, place: Literal["result"], after: int | None = None, ordered: bool = False, *, errors: Literal["yield"]
+    ) -> Stream[Result[R_co] | Failure]: ...
 
     @overload
-    def results(self, place: str | None=None, after: int | None=None, ordered: bool=False, *, errors: Literal['yield']) -> Stream[Result | Failure]: ...
+    def results(
+        self, place: str | None = None, after: int | None = None, ordered: bool = False, *, errors: Literal["yield"]
+    ) -> Stream[Result | Failure]: ...
 
     @overload
-    def results(self, place: str | None, after: int | None, ordered: bool, errors: Literal['raise', 'yield']) -> Stream[Result | Failure]: ...
+    def results(
+        self, place: str | None, after: int | None, ordered: bool, errors: Literal["raise", "yield"]
+    ) -> Stream[Result | Failure]: ...
 
-    def results(self, place: str | None=None, after: int | None=None, ordered: bool=False, errors: Literal['raise', 'yield']='raise') -> Any:
+    def results(
+        self,
+        place: str | None = None,
+        after: int | None = None,
+        ordered: bool = False,
+        errors: Literal["raise", "yield"] = "raise",
+    ) -> Any:
         """Return an iterator over the results.
 
         See :meth:`dfm_async.Job.results`.
         """
         return Stream(self._loop, self._call(lambda: self._async.results(place, after, ordered, errors)))
 
-    def events(self, after: int | None=None) -> Stream[Event]:
+    def events(self, after: int | None = None) -> Stream[Event]:
         """Return an iterator over all events of the job.
 
         See :meth:`dfm_async.Job.events`.
         """
         return Stream(self._loop, self._call(lambda: self._async.events(after)))
 
-    def changes(self, interval: float=0.1) -> Stream[JobInfo]:
+    def changes(self, interval: float = 0.1) -> Stream[JobInfo]:
         """Return an iterator over the state of the job: first the current one, then each change.
 
         See :meth:`dfm_async.Job.changes`.
@@ -226,7 +250,7 @@ class Job(Blocking[AsyncJob[R_co]], Generic[R_co]):
         """
         return self._wait(self._async.show())
 
-    def activity(self, interval: float=0.1) -> Stream[Activity]:
+    def activity(self, interval: float = 0.1) -> Stream[Activity]:
         """Return an iterator over the calls of the job's operations: their numbers, and the calls that have ended.
 
         See :meth:`dfm_async.Job.activity`.
@@ -239,21 +263,25 @@ class Job(Blocking[AsyncJob[R_co]], Generic[R_co]):
         return self._call(lambda: self._async.watched)
 
     @overload
-    def collect(self, place: Literal['result'], errors: Literal['raise', 'skip']='raise') -> Results[Result[R_co]]: ...
+    def collect(
+        self, place: Literal["result"], errors: Literal["raise", "skip"] = "raise"
+    ) -> Results[Result[R_co]]: ...
 
     @overload
-    def collect(self, place: Literal['result'], errors: Literal['yield']) -> list[Result[R_co] | Failure]: ...
+    def collect(self, place: Literal["result"], errors: Literal["yield"]) -> list[Result[R_co] | Failure]: ...
 
     @overload
-    def collect(self, place: str | None=None, errors: Literal['raise', 'skip']='raise') -> Results: ...
+    def collect(self, place: str | None = None, errors: Literal["raise", "skip"] = "raise") -> Results: ...
 
     @overload
-    def collect(self, place: str | None=None, *, errors: Literal['yield']) -> list[Result | Failure]: ...
+    def collect(self, place: str | None = None, *, errors: Literal["yield"]) -> list[Result | Failure]: ...
 
     @overload
-    def collect(self, place: str | None, errors: Literal['raise', 'skip', 'yield']) -> Results | list[Result | Failure]: ...
+    def collect(
+        self, place: str | None, errors: Literal["raise", "skip", "yield"]
+    ) -> Results | list[Result | Failure]: ...
 
-    def collect(self, place: str | None=None, errors: Literal['raise', 'skip', 'yield']='raise') -> Any:
+    def collect(self, place: str | None = None, errors: Literal["raise", "skip", "yield"] = "raise") -> Any:
         """Wait until the job has ended, and return its results as a list.
 
         See :meth:`dfm_async.Job.collect`.
@@ -267,14 +295,24 @@ class Job(Blocking[AsyncJob[R_co]], Generic[R_co]):
         """
         return self._wait(self._async.failures())
 
-    def retry_failed(self, label: str | None=None, priority: int | None=None, watch: bool | None=None) -> Job[R_co]:
+    def retry_failed(
+        self, label: str | None = None, priority: int | None = None, watch: bool | None = None
+    ) -> Job[R_co]:
         """Wait until the job has ended, and run the parameter sets of :meth:`failures` again, as a new job.
 
         See :meth:`dfm_async.Job.retry_failed`.
         """
         return Job(self._loop, self._wait(self._async.retry_failed(label, priority, watch)))
 
-    def fork(self, from_node: str, frame: int | Sequence[int] | None=None, accept_changes: bool=False, label: str | None=None, priority: int | None=None, watch: bool | None=None) -> Job[R_co]:
+    def fork(
+        self,
+        from_node: str,
+        frame: int | Sequence[int] | None = None,
+        accept_changes: bool = False,
+        label: str | None = None,
+        priority: int | None = None,
+        watch: bool | None = None,
+    ) -> Job[R_co]:
         """Wait until the job has ended, and run it again from a node, as a new job.
 
         See :meth:`dfm_async.Job.fork`.
@@ -282,12 +320,12 @@ class Job(Blocking[AsyncJob[R_co]], Generic[R_co]):
         return Job(self._loop, self._wait(self._async.fork(from_node, frame, accept_changes, label, priority, watch)))
 
     @overload
-    def first(self, place: Literal['result']) -> Result[R_co]: ...
+    def first(self, place: Literal["result"]) -> Result[R_co]: ...
 
     @overload
-    def first(self, place: str | None=None) -> Result: ...
+    def first(self, place: str | None = None) -> Result: ...
 
-    def first(self, place: str | None=None) -> Result:
+    def first(self, place: str | None = None) -> Result:
         """Wait for the first result, of one place or of any.
 
         See :meth:`dfm_async.Job.first`.
@@ -301,7 +339,7 @@ class Job(Blocking[AsyncJob[R_co]], Generic[R_co]):
         """
         return self._wait(self._async.send_input_params(params))
 
-    def send(self, name: str, value: Any=None, *, frame: int | None=None) -> None:
+    def send(self, name: str, value: Any = None, *, frame: int | None = None) -> None:
         """Send an event to a parameter set of the job, where a ``Wait`` for an event of this name consumes it.
 
         See :meth:`dfm_async.Job.send`.
@@ -315,7 +353,7 @@ class Job(Blocking[AsyncJob[R_co]], Generic[R_co]):
         """
         return self._wait(self._async.send_stop_frame())
 
-    def cancel(self, reason: str | None=None, grace: float=5.0) -> dict[str, str]:
+    def cancel(self, reason: str | None = None, grace: float = 5.0) -> dict[str, str]:
         """Stop the job, and return when every site has confirmed that nothing of the job is running any more.
 
         See :meth:`dfm_async.Job.cancel`.

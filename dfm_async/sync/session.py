@@ -144,7 +144,12 @@ class Session(Blocking[AsyncSession]):
         return self._call(lambda: self._async.target)
 
     @keywords_explained
-    def prepare(self, pipeline: Pipeline[..., R], restrict_to_sites: Iterable[str] | str | None=None, costs: Literal['configured', 'measured'] | Profile='configured') -> Plan[R]:
+    def prepare(
+        self,
+        pipeline: Pipeline[..., R],
+        restrict_to_sites: Iterable[str] | str | None = None,
+        costs: Literal["configured", "measured"] | Profile = "configured",
+    ) -> Plan[R]:
         """Check a pipeline, and return its plan, which can be executed many times.
 
         See :meth:`dfm_async.Session.prepare`.
@@ -152,7 +157,7 @@ class Session(Blocking[AsyncSession]):
         return self._wait(self._async.prepare(pipeline, restrict_to_sites, costs))
 
     @overload
-    def profile(self, *, cpu: Literal[False]=False) -> Managed[Profile]: ...
+    def profile(self, *, cpu: Literal[False] = False) -> Managed[Profile]: ...
 
     @overload
     def profile(self, *, cpu: Literal[True]) -> Managed[CpuProfile]: ...
@@ -160,7 +165,7 @@ class Session(Blocking[AsyncSession]):
     @overload
     def profile(self, *, cpu: bool) -> Managed[Any]: ...
 
-    def profile(self, *, cpu: bool=False) -> Managed[Any]:
+    def profile(self, *, cpu: bool = False) -> Managed[Any]:
         """Measure the jobs that are executed while the profile is open: ``with session.profile() as profile``.
 
         See :meth:`dfm_async.Session.profile`.
@@ -168,7 +173,7 @@ class Session(Blocking[AsyncSession]):
         return Managed(self._loop, self._call(lambda: self._async.profile(cpu=cpu)))
 
     @keywords_explained
-    def discover(self, pipeline: Pipeline, restrict_to_sites: Iterable[str] | str | None=None) -> Discovery:
+    def discover(self, pipeline: Pipeline, restrict_to_sites: Iterable[str] | str | None = None) -> Discovery:
         """Query the sites for the valid values of the parameters of operations.
 
         See :meth:`dfm_async.Session.discover`.
@@ -183,20 +188,78 @@ class Session(Blocking[AsyncSession]):
         return self._call(lambda: self._async.debug_show_nets(plan))
 
     @keywords_explained
-    def execute(self, pipeline: Pipeline[..., R] | Plan[R], input_params: Params={},  # noqa: B006 - never changed
- autostop: bool=True, job_id: str | None=None, default_callback: Callback | None=None, place_callbacks: Mapping[str, Callback] | None=None, on_error: Literal['continue', 'stop']='continue', deadline: float | None=None, options: ResultLimits | None=None, priority: int=0, concurrency: int | None=None, retry: RetryPolicy | None=None, label: str | None=None, watch: bool=False, checkpoint: Literal['marked', 'calls']='marked', start_at: float | datetime | None=None) -> Job[R]:
+    def execute(
+        self,
+        pipeline: Pipeline[..., R] | Plan[R],
+        input_params: Params = {},  # noqa: B006 - never changed
+        autostop: bool = True,
+        job_id: str | None = None,
+        default_callback: Callback | None = None,
+        place_callbacks: Mapping[str, Callback] | None = None,
+        on_error: Literal["continue", "stop"] = "continue",
+        deadline: float | None = None,
+        options: ResultLimits | None = None,
+        priority: int = 0,
+        concurrency: int | None = None,
+        retry: RetryPolicy | None = None,
+        label: str | None = None,
+        watch: bool = False,
+        checkpoint: Literal["marked", "calls"] = "marked",
+        start_at: float | datetime | None = None,
+    ) -> Job[R]:
         """Submit a job, and return when it runs, or waits in the queue or for its time to start.
 
         See :meth:`dfm_async.Session.execute`.
         """
-        return Job(self._loop, self._wait(self._async.execute(pipeline, streamed(input_params), autostop, job_id, default_callback, place_callbacks, on_error, deadline, options, priority, concurrency, retry, label, watch, checkpoint, start_at)))
+        return Job(
+            self._loop,
+            self._wait(
+                self._async.execute(
+                    pipeline,
+                    streamed(input_params),
+                    autostop,
+                    job_id,
+                    default_callback,
+                    place_callbacks,
+                    on_error,
+                    deadline,
+                    options,
+                    priority,
+                    concurrency,
+                    retry,
+                    label,
+                    watch,
+                    checkpoint,
+                    start_at,
+                )
+            ),
+        )
 
-    def schedule(self, name: str, pipeline: Pipeline[..., R] | Plan[R], params: TickParams=None, *, cron: str | None=None, every: int | None=None, tz: str='UTC', missed: Literal['skip', 'once', 'all']='skip', overlap: Literal['allow', 'skip']='allow', **options: Unpack[ScheduleOptions]) -> Schedule[R]:
+    def schedule(
+        self,
+        name: str,
+        pipeline: Pipeline[..., R] | Plan[R],
+        params: TickParams = None,
+        *,
+        cron: str | None = None,
+        every: int | None = None,
+        tz: str = "UTC",
+        missed: Literal["skip", "once", "all"] = "skip",
+        overlap: Literal["allow", "skip"] = "allow",
+        **options: Unpack[ScheduleOptions],
+    ) -> Schedule[R]:
         """Return a schedule, which starts a job at every tick while it is open: ``with session.schedule(...)``.
 
         See :meth:`dfm_async.Session.schedule`.
         """
-        return Schedule(self._loop, self._call(lambda: self._async.schedule(name, pipeline, params, cron=cron, every=every, tz=tz, missed=missed, overlap=overlap, **options)))
+        return Schedule(
+            self._loop,
+            self._call(
+                lambda: self._async.schedule(
+                    name, pipeline, params, cron=cron, every=every, tz=tz, missed=missed, overlap=overlap, **options
+                )
+            ),
+        )
 
     def schedules(self) -> list[ScheduleInfo]:
         """Return the schedules that are open in this session, by name.
@@ -206,12 +269,21 @@ class Session(Blocking[AsyncSession]):
         return self._call(lambda: self._async.schedules())
 
     @keywords_explained
-    def resume(self, job_id: str, priority: int=0, input_params: Params=None, watch: bool=False, accept_changes: bool=False) -> Job:
+    def resume(
+        self,
+        job_id: str,
+        priority: int = 0,
+        input_params: Params = None,
+        watch: bool = False,
+        accept_changes: bool = False,
+    ) -> Job:
         """Resume an interrupted job: its incomplete parameter sets run again.
 
         See :meth:`dfm_async.Session.resume`.
         """
-        return Job(self._loop, self._wait(self._async.resume(job_id, priority, streamed(input_params), watch, accept_changes)))
+        return Job(
+            self._loop, self._wait(self._async.resume(job_id, priority, streamed(input_params), watch, accept_changes))
+        )
 
     def refresh_jobs(self) -> list[Job]:
         """Read the store again, and return all jobs, including those that other processes have started or ended.
@@ -220,7 +292,13 @@ class Session(Blocking[AsyncSession]):
         """
         return [Job(self._loop, job) for job in self._wait(self._async.refresh_jobs())]
 
-    def reattach(self, job_id: str, after: int | None=None, default_callback: Callback | None=None, place_callbacks: Mapping[str, Callback] | None=None) -> Job:
+    def reattach(
+        self,
+        job_id: str,
+        after: int | None = None,
+        default_callback: Callback | None = None,
+        place_callbacks: Mapping[str, Callback] | None = None,
+    ) -> Job:
         """Return a job by its id, such as one of an earlier session or of another process.
 
         See :meth:`dfm_async.Session.reattach`.
@@ -241,21 +319,44 @@ class Session(Blocking[AsyncSession]):
         """
         return self._call(lambda: self._async.infos())
 
-    def find_jobs(self, *, status: JobStatus | None=None, pipeline: str | None=None, label: str | None=None, since: float | datetime | None=None, until: float | datetime | None=None, search: str | None=None, before: JobInfo | tuple[float, str] | None=None) -> Stream[JobInfo]:
+    def find_jobs(
+        self,
+        *,
+        status: JobStatus | None = None,
+        pipeline: str | None = None,
+        label: str | None = None,
+        since: float | datetime | None = None,
+        until: float | datetime | None = None,
+        search: str | None = None,
+        before: JobInfo | tuple[float, str] | None = None,
+    ) -> Stream[JobInfo]:
         """Yield the states of the jobs that match all conditions, the newest first.
 
         See :meth:`dfm_async.Session.find_jobs`.
         """
-        return Stream(self._loop, self._call(lambda: self._async.find_jobs(status=status, pipeline=pipeline, label=label, since=since, until=until, search=search, before=before)))
+        return Stream(
+            self._loop,
+            self._call(
+                lambda: self._async.find_jobs(
+                    status=status,
+                    pipeline=pipeline,
+                    label=label,
+                    since=since,
+                    until=until,
+                    search=search,
+                    before=before,
+                )
+            ),
+        )
 
-    def changes(self, interval: float=0.1, *, active: bool=False) -> Stream[JobInfo]:
+    def changes(self, interval: float = 0.1, *, active: bool = False) -> Stream[JobInfo]:
         """Return an iterator over the states of all jobs: first one item for each known job, then one for each change.
 
         See :meth:`dfm_async.Session.changes`.
         """
         return Stream(self._loop, self._call(lambda: self._async.changes(interval, active=active)))
 
-    def health(self, interval: float=1.0) -> Stream[dict[str, SiteStats]]:
+    def health(self, interval: float = 1.0) -> Stream[dict[str, SiteStats]]:
         """Return an iterator over the state of the workers of all sites: first the current state, then each change.
 
         See :meth:`dfm_async.Session.health`.
@@ -269,14 +370,14 @@ class Session(Blocking[AsyncSession]):
         """
         return self._wait(self._async.forget(job_id))
 
-    def prune(self, older_than: float | timedelta, status: JobStatus | None=None) -> int:
+    def prune(self, older_than: float | timedelta, status: JobStatus | None = None) -> int:
         """Delete the jobs of the store that ended some time ago, with their logs and checkpoints.
 
         See :meth:`dfm_async.Session.prune`.
         """
         return self._wait(self._async.prune(older_than, status))
 
-    def check_store(self, progress: Callable[[int, int | None], object] | None=None) -> Stream[StoreError]:
+    def check_store(self, progress: Callable[[int, int | None], object] | None = None) -> Stream[StoreError]:
         """Yield an error for each damaged job, event and parameter set in the store.
 
         See :meth:`dfm_async.Session.check_store`.
@@ -297,16 +398,56 @@ class Session(Blocking[AsyncSession]):
     def call(self, operation: type[Any], /, *args: Any, **kwargs: Any) -> Any: ...
 
     @overload
-    def call(self, operation: Takes[A, B, C, V], first: A=..., second: B=..., third: C=..., /, *more: Any, site: SiteChoice | None, **kwargs: Any) -> V: ...
+    def call(
+        self,
+        operation: Takes[A, B, C, V],
+        first: A = ...,
+        second: B = ...,
+        third: C = ...,
+        /,
+        *more: Any,
+        site: SiteChoice | None,
+        **kwargs: Any,
+    ) -> V: ...
 
     @overload
-    def call(self, operation: Takes[A, B, C, V], first: A=..., second: B=..., third: C=..., /, *more: Any, provider: str | None, **kwargs: Any) -> V: ...
+    def call(
+        self,
+        operation: Takes[A, B, C, V],
+        first: A = ...,
+        second: B = ...,
+        third: C = ...,
+        /,
+        *more: Any,
+        provider: str | None,
+        **kwargs: Any,
+    ) -> V: ...
 
     @overload
-    def call(self, operation: Takes[A, B, C, V], first: A=..., second: B=..., third: C=..., /, *more: Any, retry: RetryPolicy | None, **kwargs: Any) -> V: ...
+    def call(
+        self,
+        operation: Takes[A, B, C, V],
+        first: A = ...,
+        second: B = ...,
+        third: C = ...,
+        /,
+        *more: Any,
+        retry: RetryPolicy | None,
+        **kwargs: Any,
+    ) -> V: ...
 
     @overload
-    def call(self, operation: Takes[A, B, C, V], first: A=..., second: B=..., third: C=..., /, *more: Any, deadline: float | None, **kwargs: Any) -> V: ...
+    def call(
+        self,
+        operation: Takes[A, B, C, V],
+        first: A = ...,
+        second: B = ...,
+        third: C = ...,
+        /,
+        *more: Any,
+        deadline: float | None,
+        **kwargs: Any,
+    ) -> V: ...
 
     def call(self, operation: Any, /, *args: Any, **kwargs: Any) -> Any:
         """Call one operation, and return its value: ``session.call(anomaly, 17.0)``.
@@ -316,52 +457,170 @@ class Session(Blocking[AsyncSession]):
         return self._wait(self._async.call(operation, *args, **kwargs))
 
     @overload
-    def map(self, operation: Takes[A, B, C, V], first: Iterable[A], second: Iterable[B]=..., third: Iterable[C]=..., /, *more: Iterable[Any], errors: Literal['raise']='raise', concurrency: int | None=None, ordered: bool=True, **kwargs: Any) -> MapStream[V]: ...
+    def map(
+        self,
+        operation: Takes[A, B, C, V],
+        first: Iterable[A],
+        second: Iterable[B] = ...,
+        third: Iterable[C] = ...,
+        /,
+        *more: Iterable[Any],
+        errors: Literal["raise"] = "raise",
+        concurrency: int | None = None,
+        ordered: bool = True,
+        **kwargs: Any,
+    ) -> MapStream[V]: ...
 
     @overload
-    def map(self, operation: Takes[A, B, C, V], first: Iterable[A], second: Iterable[B]=..., third: Iterable[C]=..., /, *more: Iterable[Any], errors: Literal['yield'], concurrency: int | None=None, ordered: bool=True, **kwargs: Any) -> MapStream[MapItem[V]]: ...
+    def map(
+        self,
+        operation: Takes[A, B, C, V],
+        first: Iterable[A],
+        second: Iterable[B] = ...,
+        third: Iterable[C] = ...,
+        /,
+        *more: Iterable[Any],
+        errors: Literal["yield"],
+        concurrency: int | None = None,
+        ordered: bool = True,
+        **kwargs: Any,
+    ) -> MapStream[MapItem[V]]: ...
 
     @overload
     def map(self, operation: type[Any], /, *iterables: Iterable[Any], **kwargs: Any) -> MapStream[Any]: ...
 
-    def map(self, operation: Any, /, *iterables: Any, concurrency: int | None=None, ordered: bool=True, errors: Literal['raise', 'yield']='raise', **kwargs: Any) -> MapStream[Any]:
+    def map(
+        self,
+        operation: Any,
+        /,
+        *iterables: Any,
+        concurrency: int | None = None,
+        ordered: bool = True,
+        errors: Literal["raise", "yield"] = "raise",
+        **kwargs: Any,
+    ) -> MapStream[Any]:
         """Call an operation with each element of an iterable: ``for value in session.map(anomaly, values)``.
 
         See :meth:`dfm_async.Session.map`.
         """
-        return MapStream(self._loop, self._call(lambda: self._async.map(operation, *map(pulled, iterables), concurrency=concurrency, ordered=ordered, errors=errors, **kwargs)))
+        return MapStream(
+            self._loop,
+            self._call(
+                lambda: self._async.map(
+                    operation,
+                    *map(pulled, iterables),
+                    concurrency=concurrency,
+                    ordered=ordered,
+                    errors=errors,
+                    **kwargs,
+                )
+            ),
+        )
 
     @overload
     def each(self, operation: Operation[P, Any, V], /, *args: P.args, **kwargs: P.kwargs) -> Stream[SiteReply[V]]: ...
 
     @overload
-    def each(self, operation: Takes[A, B, C, V], first: A=..., second: B=..., third: C=..., /, *more: Any, at_least: int | None, **kwargs: Any) -> Stream[SiteReply[V]]: ...
+    def each(
+        self,
+        operation: Takes[A, B, C, V],
+        first: A = ...,
+        second: B = ...,
+        third: C = ...,
+        /,
+        *more: Any,
+        at_least: int | None,
+        **kwargs: Any,
+    ) -> Stream[SiteReply[V]]: ...
 
     @overload
-    def each(self, operation: Takes[A, B, C, V], first: A=..., second: B=..., third: C=..., /, *more: Any, within: float | None, **kwargs: Any) -> Stream[SiteReply[V]]: ...
+    def each(
+        self,
+        operation: Takes[A, B, C, V],
+        first: A = ...,
+        second: B = ...,
+        third: C = ...,
+        /,
+        *more: Any,
+        within: float | None,
+        **kwargs: Any,
+    ) -> Stream[SiteReply[V]]: ...
 
     @overload
-    def each(self, operation: Takes[A, B, C, V], first: A=..., second: B=..., third: C=..., /, *more: Any, provider: str | None, **kwargs: Any) -> Stream[SiteReply[V]]: ...
+    def each(
+        self,
+        operation: Takes[A, B, C, V],
+        first: A = ...,
+        second: B = ...,
+        third: C = ...,
+        /,
+        *more: Any,
+        provider: str | None,
+        **kwargs: Any,
+    ) -> Stream[SiteReply[V]]: ...
 
     @overload
-    def each(self, operation: Takes[A, B, C, V], first: A=..., second: B=..., third: C=..., /, *more: Any, retry: RetryPolicy | None, **kwargs: Any) -> Stream[SiteReply[V]]: ...
+    def each(
+        self,
+        operation: Takes[A, B, C, V],
+        first: A = ...,
+        second: B = ...,
+        third: C = ...,
+        /,
+        *more: Any,
+        retry: RetryPolicy | None,
+        **kwargs: Any,
+    ) -> Stream[SiteReply[V]]: ...
 
     @overload
-    def each(self, operation: Takes[A, B, C, V], first: A=..., second: B=..., third: C=..., /, *more: Any, deadline: float | None, **kwargs: Any) -> Stream[SiteReply[V]]: ...
+    def each(
+        self,
+        operation: Takes[A, B, C, V],
+        first: A = ...,
+        second: B = ...,
+        third: C = ...,
+        /,
+        *more: Any,
+        deadline: float | None,
+        **kwargs: Any,
+    ) -> Stream[SiteReply[V]]: ...
 
     @overload
-    def each(self, operation: Takes[A, B, C, V], first: A=..., second: B=..., third: C=..., /, *more: Any, late: Literal['discard', 'keep'], **kwargs: Any) -> Stream[SiteReply[V]]: ...
+    def each(
+        self,
+        operation: Takes[A, B, C, V],
+        first: A = ...,
+        second: B = ...,
+        third: C = ...,
+        /,
+        *more: Any,
+        late: Literal["discard", "keep"],
+        **kwargs: Any,
+    ) -> Stream[SiteReply[V]]: ...
 
     @overload
     def each(self, operation: type[Any], /, *args: Any, **kwargs: Any) -> Stream[SiteReply[Any]]: ...
 
     def each(  # type: ignore[misc] # as of the other
-    self, operation: Any, /, *args: Any, at_least: int | None=None, within: float | None=None, late: Literal['discard', 'keep']='discard', **kwargs: Any) -> Stream[SiteReply[Any]]:
+        self,
+        operation: Any,
+        /,
+        *args: Any,
+        at_least: int | None = None,
+        within: float | None = None,
+        late: Literal["discard", "keep"] = "discard",
+        **kwargs: Any,
+    ) -> Stream[SiteReply[Any]]:
         """Call an operation at every site that offers it: ``for reply in session.each(train, model)``.
 
         See :meth:`dfm_async.Session.each`.
         """
-        return Stream(self._loop, self._call(lambda: self._async.each(operation, *args, at_least=at_least, within=within, late=late, **kwargs)))
+        return Stream(
+            self._loop,
+            self._call(
+                lambda: self._async.each(operation, *args, at_least=at_least, within=within, late=late, **kwargs)
+            ),
+        )
 
     def run(self, pipeline: Pipeline[P, R], /, *args: P.args, **kwargs: P.kwargs) -> R:
         """Run a pipeline made from a function, and return its result: ``session.run(report, day="mon")``.
