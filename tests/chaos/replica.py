@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import functools
 import os
 import socket
 import sys
 from collections.abc import AsyncIterator
-from typing import Any
 
 import uvicorn
 
@@ -48,12 +46,10 @@ class Server(uvicorn.Server):
         print("ready", self.config.port, flush=True)
 
 
-def main(url: str, lease: str, checkpoints: str, checkpoint: Any) -> None:
+def main(url: str, lease: str, checkpoints: str) -> None:
     def connect() -> Session:
         options = LocalOptions(checkpoints=checkpoints)
-        session = Session(fed, target="inline", store=PostgresStore(url, lease=float(lease)), options=options)
-        session.execute = functools.partial(session.execute, checkpoint=checkpoint)  # type: ignore[method-assign]
-        return session
+        return Session(fed, target="inline", store=PostgresStore(url, lease=float(lease)), options=options)
 
     service = Service(
         session=connect,

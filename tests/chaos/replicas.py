@@ -40,9 +40,9 @@ _OBSERVER = "observer"
 class Replica:
     """One service, which may be dead, stopped, or cut off from the database."""
 
-    def __init__(self, server: PostgresServer, database: str, *options: str) -> None:
+    def __init__(self, server: PostgresServer, database: str, checkpoints: str) -> None:
         self.relay = Relay(server.socket)
-        self._command = [server.url(database, self.relay.folder), str(LEASE), *options]
+        self._command = [server.url(database, self.relay.folder), str(LEASE), checkpoints]
         self._process: asyncio.subprocess.Process | None = None
         self.address = ""
 
@@ -95,9 +95,8 @@ class Cluster:
     async def running(self) -> AsyncIterator[None]:
         async with contextlib.AsyncExitStack() as stack:
             folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="dfm-replicas-"))
-            options = folder, "calls" if self.recorded else "marked"
             for _ in range(REPLICAS):
-                replica = Replica(self._server, self._database, *options)
+                replica = Replica(self._server, self._database, folder)
                 await stack.enter_async_context(replica.relay.running())
                 stack.push_async_callback(replica.kill)
                 self._replicas.append(replica)
@@ -206,7 +205,8 @@ class Cluster:
         """Submit a job, send it parameter sets or an event, read it, and end it; a client for each."""
         rng, job = self.rng, self.jobs.setdefault(name, JobHistory(recorded=self.recorded))
         job.submitted = Outcome.UNKNOWN
-        body = {"params": {"x": 0, "pause": PAUSE}} if waits else {"open": True, "params": None}
+        body: dict[str, Any] = {"params": {"x": 0, "pause": PAUSE}} if waits else {"open": True, "params": None}
+        body["checkpoint"] = "calls" if self.recorded else "marked"
         while job.submitted is not Outcome.DONE:
             job.submitted, _ = await self.post(f"/pipelines/{'waits' if waits else 'steps'}/jobs", job_id=name, **body)
         if waits:
