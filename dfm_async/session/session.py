@@ -58,7 +58,7 @@ from dfm_async.workers.process_memory import memory_of
 
 if TYPE_CHECKING:
     from dfm_async.discovery.advice import Discovery
-    from dfm_async.session.durable import DurableJobs
+    from dfm_async.session.durable import SessionJobs
     from dfm_async.store.base import Store
 
 R = TypeVar("R")
@@ -158,12 +158,12 @@ class Session(DirectCalls):
             )
         return target
 
-    def _open_durable(self, store: Store) -> DurableJobs:
-        from dfm_async.session.durable import DurableJobs  # sessions without a store do not load the database
+    def _open_durable(self, store: Store) -> SessionJobs:
+        from dfm_async.session.durable import SessionJobs  # sessions without a store do not load the database
 
         options = self.options
         spawn, codec = self._supervisor.spawn, self._target.codec
-        return DurableJobs(store, self._jobs, spawn, codec, options.keep_summaries, options.checkpoints)
+        return SessionJobs(store, self._jobs, spawn, codec, options.keep_summaries, options.checkpoints)
 
     # connecting and closing
 
@@ -816,7 +816,7 @@ class Session(DirectCalls):
         """
         return self._with_store("check it").check(progress)
 
-    def _with_store(self, what: str) -> DurableJobs:
+    def _with_store(self, what: str) -> SessionJobs:
         self._supervisor.check_open()
         if self._durable is None:
             raise DfmError(f"only sessions with a store can {what}: Session(..., store='sqlite:///jobs.db')")

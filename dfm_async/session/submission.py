@@ -48,7 +48,7 @@ from dfm_async.session.watch import Waits
 from dfm_async.telemetry.traces import ApplicationSpan, Traces
 
 if TYPE_CHECKING:
-    from dfm_async.session.durable import DurableJobs
+    from dfm_async.session.durable import SessionJobs
 
 _log = logging.getLogger(__name__)
 
@@ -70,7 +70,7 @@ class Submission:
         *,
         target: Target,
         federation: Federation,
-        durable: DurableJobs | None,
+        durable: SessionJobs | None,
         preparation: Preparation,
         params: ParameterSets,
         traces: Traces,
@@ -176,7 +176,7 @@ class Submission:
             raise JobExists(wanted.job_id)
         return Job(self, known.job_id, known)
 
-    async def _store(self, durable: DurableJobs, coordinator: JobControl, rows: list[Row], id_chosen: bool) -> bool:
+    async def _store(self, durable: SessionJobs, coordinator: JobControl, rows: list[Row], id_chosen: bool) -> bool:
         """Write a new job to the store; False if its id is taken. Cancelled, it leaves nothing there."""
         record, stopped = coordinator.record, coordinator.frames.stopped
 
@@ -187,7 +187,7 @@ class Submission:
 
         # Two calls with one id must not run at the same time: the second has to find the job of the first.
         async with durable.lock if id_chosen else contextlib.AsyncExitStack():
-            work = durable.create(record, rows, stopped=stopped)
+            work = durable.create(record, rows, plan=durable.values.plan(record.plan), stopped=stopped)
             return await completed(work, undo, lambda _: durable.store.withdraw(record.job_id))
 
     async def _withdraw(self, coordinator: JobControl) -> None:
@@ -436,7 +436,7 @@ class Submission:
                 problem = f"job {record.job_id} belongs to another process now, or could not be written"
                 raise record.unwritten or StoreError(store.path, problem, "Steer it again: it may run elsewhere")
 
-    async def _send_elsewhere(self, durable: DurableJobs, job_id: str, params: Any) -> None:
+    async def _send_elsewhere(self, durable: SessionJobs, job_id: str, params: Any) -> None:
         """Add parameter sets to a job that another process runs."""
         self._supervisor.check_open()
         record = await durable.find(job_id)

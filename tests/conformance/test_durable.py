@@ -36,7 +36,7 @@ from dfm_async import (
 from dfm_async.errors import DecodingError, JobInterrupted, JobOwned, QueueFull
 from dfm_async.events import FrameCompleted
 from dfm_async.session import steering
-from dfm_async.session.durable import DurableJobs
+from dfm_async.session.durable import SessionJobs
 from dfm_async.session.steering import OwnedJobs, RemoteSteering
 from dfm_async.store import open_store
 from dfm_async.wire.codec import Codec
@@ -656,14 +656,14 @@ async def test_a_session_deletes_jobs_that_are_older_than_its_option_says(
 ) -> None:
     async with opens() as session:
         await (await session.execute(squares, {"n": 2}, job_id="old"))
-    pruned, prune = asyncio.Event(), DurableJobs.prune
+    pruned, prune = asyncio.Event(), SessionJobs.prune
 
-    async def noted(durable: DurableJobs, before: float, status: JobStatus | None) -> int:
+    async def noted(durable: SessionJobs, before: float, status: JobStatus | None) -> int:
         count = await prune(durable, before, status)
         pruned.set()
         return count
 
-    monkeypatch.setattr(DurableJobs, "prune", noted)
+    monkeypatch.setattr(SessionJobs, "prune", noted)
     async with opens(options=LocalOptions(keep_stored_for=0.0)) as session:
         await pruned.wait()
         assert [info async for info in session.find_jobs()] == []

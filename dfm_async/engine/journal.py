@@ -11,10 +11,11 @@ import contextlib
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Final, get_args
+from typing import Any, Final, Protocol, get_args
 
 import msgspec
 
+from dfm_async.engine.frames import Row
 from dfm_async.engine.waits import WaitEvent
 from dfm_async.errors import DfmError, SessionClosed, StoreError
 from dfm_async.model.events import Event, Failure
@@ -32,7 +33,6 @@ from dfm_async.results.event_codec import (
     unpack_error,
 )
 from dfm_async.results.seen import Seen
-from dfm_async.session.parameters import stored_row
 from dfm_async.store.base import Entry, Store
 from dfm_async.wire.codec import Codec
 
@@ -51,20 +51,45 @@ _results_head: Final = msgspec.msgpack.Decoder(_ResultsHead)
 _events_head: Final = msgspec.msgpack.Decoder(list[Head])
 
 
+class StoredValues(Protocol):
+    """How values are stored: sessions know them, the hub of a federation only forwards them."""
+
+    def row(self, row: Row) -> bytes:
+        """Return the bytes of a parameter set."""
+
+    def load_row(self, data: bytes, plan: Plan) -> Row:
+        """Return a parameter set, packed for the sites.
+
+        Raises:
+            EncodingError, ValueError: it cannot be read, or does not fit the plan.
+        """
+
+    def batch(self, values: Sequence[Any]) -> bytes:
+        """Return the bytes of results."""
+
+    def load_batch(self, data: bytes) -> Sequence[Any]:
+        """Return results."""
+
+    def load_plan(self, data: bytes) -> Plan:
+        """Return the plan of a job."""
+
+
 class JobJournal:
     """Write one job. Consecutive events of one turn of the loop make one entry.
 
-    ``failed`` is called when the store refuses something, ``spawn`` starts a task of the session.
+    ``failed`` is called when the store refuses something, ``spawn`` starts a task.
     """
 
     def __init__(
         self,
         store: Store,
+        values: StoredValues,
         job_id: str,
         failed: Callable[[StoreError], None],
         spawn: Callable[[Coroutine[Any, Any, None]], object],
     ) -> None:
         self._store = store
+        self._values = values
         self._spawn = spawn
         self._calls: list[Callable[[], None]] = []
         self._job_id = job_id
@@ -106,13 +131,13 @@ class JobJournal:
         """Write results from an offset on."""
         self.flush()
         if not payload:
-            payload = _codec.dumps([_codec.pack(value) for value in values])
+            payload = self._values.batch(values)
         entry = Entry(first, len(values), _RESULTS, _encode((at, runs)), payload)
         self._write(self._store.append, entry, errors=broken)
 
     def params(self, first: int, rows: Sequence[Any]) -> None:
         """Write parameter sets."""
-        self._write(self._store.add_params, first, [stored_row(row) for row in rows])
+        self._write(self._store.add_params, first, [self._values.row(row) for row in rows])
 
     def stopped(self) -> None:
         """Write that no further parameter set will come."""
@@ -146,6 +171,7 @@ class StoredLog:
     """The events of a job in a store."""
 
     _store: Store
+    _values: StoredValues
     _job_id: str
     _plan: Plan
 
@@ -154,7 +180,7 @@ class StoredLog:
         events: list[Event] = []
         for entry in await self._store.read(self._job_id, start):
             with _readable(self._store.path, self._job_id, entry):
-                events.extend(_events_of(self._plan, entry))
+                events.extend(_events_of(self._plan, self._values, entry))
         return [event for event in events if event.offset >= start]
 
     async def frames_done(self, before: int) -> set[int]:
@@ -184,7 +210,7 @@ class History(msgspec.Struct):
     """What the sets that are not done have waited for, and what was sent to them."""
 
 
-async def read_history(store: Store, job_id: str, plan: Plan, errors_kept: int) -> History:
+async def read_history(store: Store, values: StoredValues, job_id: str, plan: Plan, errors_kept: int) -> History:
     """Read what a job needs to go on.
 
     Raises:
@@ -202,7 +228,7 @@ async def read_history(store: Store, job_id: str, plan: Plan, errors_kept: int) 
         if any(head.kind == "failure" for head in heads):
             (whole, *_) = await store.read(job_id, entry.first, 1)
             with _readable(store.path, job_id, entry):
-                failures = [event for event in _events_of(plan, whole) if isinstance(event, Failure)]
+                failures = [event for event in _events_of(plan, values, whole) if isinstance(event, Failure)]
         with _readable(store.path, job_id, entry):
             reported = iter(failures)
             for head in heads:
@@ -242,10 +268,10 @@ def _remember(history: History, head: Head, error: DfmError, errors_kept: int) -
         history.errors.append(error)
 
 
-def _events_of(plan: Plan, entry: Entry) -> list[Event]:
+def _events_of(plan: Plan, stored: StoredValues, entry: Entry) -> list[Event]:
     if entry.kind == _RESULTS:
         at, runs = _results_head.decode(entry.head)
-        values = _codec.loads_batch(entry.payload)
+        values = stored.load_batch(entry.payload)
         if sum(count for *_, count in runs) != len(values):
             raise ValueError(f"there are {len(values)} values")  # before anything is counted by it
         events = result_events(plan, at, runs, values, entry.first)
