@@ -338,6 +338,9 @@ class Store(Protocol):
             progress: is called with the number of jobs that were checked.
         """
 
+    async def size(self) -> int | None:
+        """Return about the number of bytes that the store takes; None if its database counts differently."""
+
     async def vacuum(self) -> None:
         """Give the space of deleted jobs back to the file system, or to the database."""
 

@@ -370,6 +370,10 @@ class GroupCommitStore:
         writer.batch.answer(request.job_id, request.number, data)
         writer.wake()
 
+    async def size(self) -> int | None:
+        """Return about the number of bytes that the store takes; None if its database counts differently."""
+        return None
+
     async def flush(self) -> None:
         """Wait until everything queued before is committed."""
         await self._writer.flush()

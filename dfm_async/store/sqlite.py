@@ -187,6 +187,10 @@ class SqliteStore(GroupCommitStore):
         await self._sweep()
         return pruned
 
+    async def size(self) -> int:
+        """Return the number of bytes that the file needs; it may be larger, until :meth:`vacuum`."""
+        return await self._reader.run(_used)
+
     async def vacuum(self) -> None:
         """Give the space of deleted jobs back to the file system. Commits wait meanwhile."""
         await self._writer.flush()
@@ -308,6 +312,12 @@ class SqliteStore(GroupCommitStore):
 
 def _nothing(_connection: sqlite3.Connection) -> None:
     """Do nothing, behind everything that was requested before."""
+
+
+def _used(connection: sqlite3.Connection) -> int:
+    names = ("page_count", "freelist_count", "page_size")
+    pages, free, size = (int(connection.execute(f"PRAGMA {name}").fetchone()[0]) for name in names)
+    return (pages - free) * size
 
 
 def _vacuum(connection: sqlite3.Connection) -> None:

@@ -15,18 +15,19 @@ _FORMS: Final = (
 _POSTGRES: Final = ("postgresql", "postgres")
 
 
-def open_store(url: str) -> Store:
+def open_store(url: str, *, schema: str = "dfm_async") -> Store:
     """Return the store that a URL names; its ``open()`` opens it.
 
     Args:
         url: ``sqlite:///`` and the path of the file: ``sqlite:///jobs.db``, ``sqlite:////var/lib/jobs.db``. Or the URL
             of a PostgreSQL database in the form of libpq: ``postgresql://user@host/database``.
+        schema: the schema in a PostgreSQL database.
 
     Raises:
         StoreError: the URL is not valid, or the extra ``sqlite`` or ``postgres`` is not installed.
     """
     if url.partition("://")[0] in _POSTGRES:
-        return _postgres_store(url)
+        return _postgres_store(url, schema)
     scheme, separator, path = url.partition(":///")
     if not separator or scheme != "sqlite":
         raise StoreError(url, "this is not a store URL", _FORMS)
@@ -46,7 +47,7 @@ def open_store(url: str) -> Store:
     return SqliteStore(path)
 
 
-def _postgres_store(url: str) -> Store:
+def _postgres_store(url: str, schema: str) -> Store:
     try:
         from dfm_async.store.postgres import PostgresStore  # only sessions with such a store load the database
     except ImportError as error:  # psycopg also raises it if libpq is missing
@@ -54,4 +55,4 @@ def _postgres_store(url: str) -> Store:
             raise
         scheme = url.partition("://")[0]
         raise StoreError(f"{scheme}://...", "a store in PostgreSQL needs psycopg", install_hint("postgres")) from error
-    return PostgresStore(url)
+    return PostgresStore(url, schema=schema)
