@@ -30,7 +30,9 @@ async def up(sites: Sequence[str] = SITES) -> AsyncIterator[LocalFlare]:
     folder = tempfile.mkdtemp(prefix="dfm-bench-")
     try:
         environment = {"PYTHONPATH": str(ROOT)}
-        async with LocalFlare.up(sites, folder, allow_code=True, kits=KITS, environment=environment) as flare:
+        async with LocalFlare.up(
+            sites, folder, allow_code=True, kits=KITS, environment=environment, journal=False
+        ) as flare:
             yield flare
     finally:
         shutil.rmtree(folder, ignore_errors=True)

@@ -139,14 +139,18 @@ def complete_kits(
     homesite: str,
     trusting: Collection[str],
     store: str,
+    journal: bool = False,
 ) -> None:
     """Make the kits of the server and the clients in a folder those of our sites.
 
-    Users may bring code to those that are ``trusting``; without a file, they bring all of it. ``store`` is for jobs.
+    Users may bring code to those that are ``trusting``; without a file, they bring all of it. ``store`` is for the jobs
+    of FLARE; with a ``journal``, ours outlive the server.
     """
     for participant in (project.server, *project.sites):
         site = SERVER_SITE if participant == project.server else participant
-        Kit(folder / participant).become_site(site, file, homesite=homesite, allow_code=site in trusting)
+        kept = journal and site == SERVER_SITE
+        kit = Kit(folder / participant)
+        kit.become_site(site, file, homesite=homesite, allow_code=site in trusting, journal=kept)
     Kit(folder / project.server).become_server(store)
 
 

@@ -112,7 +112,9 @@ class Kit:
         """Return the participant's certificate."""
         return Certificate.read(self.certificate_file)
 
-    def become_site(self, site: str, file: FederationFile | None, *, homesite: str, allow_code: bool) -> None:
+    def become_site(
+        self, site: str, file: FederationFile | None, *, homesite: str, allow_code: bool, journal: bool = False
+    ) -> None:
         """Make it the kit of one of our sites.
 
         Args:
@@ -120,8 +122,9 @@ class Kit:
             file: the file of the federation; None if the site has none.
             homesite: the site of the applications; its client has a gateway for those on its machine.
             allow_code: whether users may bring code to it.
+            journal: of the server: whether jobs outlive it.
         """
-        settings = SiteSettings(site=site, homesite=homesite, allow_code=allow_code)
+        settings = SiteSettings(site=site, homesite=homesite, allow_code=allow_code, journal=journal)
         self._install(file, settings)
         self._allow_components()
         if not allow_code:

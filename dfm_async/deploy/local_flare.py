@@ -88,6 +88,7 @@ class LocalFlare:
         start_timeout: float = 60.0,
         on_progress: Callable[[str], None] | None = None,
         places: Places = _LOOPBACK,
+        journal: bool = True,
     ) -> AsyncGenerator[LocalFlare, None]:
         """Start a server and a client for each site, and yield the federation when all clients are registered.
 
@@ -105,6 +106,7 @@ class LocalFlare:
             start_timeout: the most seconds that all of them together may take to start.
             on_progress: is called with the name of each site when it is ready, and with ``server``.
             places: where they run; on loopback by default.
+            journal: whether jobs outlive the server. They end with the federation.
 
         Raises:
             DeploymentError: names are wrong, nvflare is missing, or a process has ended instead of being ready.
@@ -130,7 +132,7 @@ class LocalFlare:
                 Kit(folder_of_kit).listen(port, admin_port)
             trusting = (SERVER_SITE, *project.sites) if allow_code else ()
             store = str(run / project.server)
-            complete_kits(project, run, file, homesite=homesite, trusting=trusting, store=store)
+            complete_kits(project, run, file, homesite=homesite, trusting=trusting, store=store, journal=journal)
             # Sockets of workers have short names only: this is not below the folder, which may have a long one.
             temporary = stack.enter_context(tempfile.TemporaryDirectory(prefix="dfm-", ignore_cleanup_errors=True))
             mark = secrets.token_hex(8)

@@ -232,6 +232,13 @@ class Coordinator:
         self.frames.resume(rows, added)
         self._intake.resume(seen, failed)
 
+    def ended_before(self) -> None:
+        """Note that the job has ended in an earlier process: its record has the outcome, and nothing of it runs."""
+        self.machine.phase = Phase.ENDED
+        self.frames.added = self.frames.opened = self.record.sets or 0
+        self.frames.stopped = True
+        self.record.log.owner = self.record.execution = None
+
     def on_end(self, call: Callable[[Coordinator], None]) -> None:
         """Call back when the job has ended."""
         self._on_end.append(call)

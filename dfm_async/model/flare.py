@@ -95,11 +95,22 @@ class SiteSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """The maximum number of bytes that one job may send to this site; None means no limit."""
     environment: Mapping[str, str] = {}
     """Further environment variables for the workers."""
+    journal: bool | str = False
+    """Of the server: whether the jobs of users outlive it, and where they are kept: in a folder of its workspace
+    (True), in another folder, relative to the workspace, or in a PostgreSQL database, by its URL."""
+    journal_keep_for: float = 7 * 86400.0
+    """The number of seconds for which the server keeps jobs in the journal after they have ended."""
+    journal_max_bytes: int = 10 * 1024**3
+    """The size of the journal of one user, in bytes, at which the server deletes the oldest ended jobs, and then takes
+    no further ones. In PostgreSQL, the database decides."""
 
     def __post_init__(self) -> None:
         if not self.site:
             raise ValueError(f"site must be the name of a site of the federation, not {self.site!r}")
-        for name in ("max_message_bytes", "max_job_bytes"):
+        if self.journal == "":
+            raise ValueError("journal must be true, false, a folder or the URL of a PostgreSQL database, not ''")
+        check_number("journal_keep_for", self.journal_keep_for)
+        for name in ("max_message_bytes", "max_job_bytes", "journal_max_bytes"):
             value = getattr(self, name)
             if value is not None:
                 whole(name, value)

@@ -139,7 +139,8 @@ class Parted:
         names = list(dict.fromkeys([SERVER_SITE, HOME, *sites]))
         async with Network.up(names) as network:
             places = Places(network.address(SERVER_SITE), {name: network.prefix(name) for name in names})
-            options = {"allow_code": True, "environment": {"PYTHONPATH": str(ROOT)}, "kits": KITS, **options}
+            environment = {"PYTHONPATH": str(ROOT)}
+            options = {"allow_code": True, "environment": environment, "kits": KITS, "journal": False, **options}
             async with LocalFlare.up(sites, folder, places=places, **options) as flare:
                 with network.entered(HOME):
                     yield cls(flare, network)

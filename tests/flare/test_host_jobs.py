@@ -91,7 +91,7 @@ class Connection:
             return
         if isinstance(message, fm.Find):
             known = SimpleNamespace(job_id=message.job_id) if message.job_id in jobs else None
-            self.answer(SimpleNamespace(request=message.request, known=known), fm.FoundJob)
+            self.answer(SimpleNamespace(request=message.request, known=known, missing=()), fm.FoundJob)
         elif isinstance(message, fm.ListJobs):
             self.answer(SimpleNamespace(request=message.request, job_ids=jobs), fm.Listed)
 

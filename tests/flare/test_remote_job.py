@@ -29,6 +29,7 @@ class Connection:
     def __init__(self) -> None:
         self.sent: list[Any] = []
         self.largest = 1 << 30
+        self.journal = False
 
     def send(self, message: Any) -> None:
         size = len(fm.encode(message))
@@ -165,3 +166,115 @@ async def test_a_value_that_cannot_be_rebuilt_counts_as_an_error(job: RemoteJob)
     job.take_events(fm.Events(job_id="job", first=0, heads=heads, values=values, errors=[], end=1, size=len(values)))
     assert job.record.error_count == 1
     assert isinstance(job.record.errors[0], DecodingError)
+
+
+# hubs that keep a journal
+
+
+@pytest.fixture
+async def lasting(job: RemoteJob, connection: Connection) -> RemoteJob:
+    """A job whose hub is lost, when it had parameter sets 0 to 3, and the journal sets 0 and 1."""
+    connection.journal = True
+    for n in range(4):
+        job.add([{"x": n}])
+    job.take_stored(fm.RowsStored("job", 0, 2))
+    assert job.recoverable
+    job.suspend()
+    assert job.suspended
+    assert job.state == "waits for the federation, which cannot be reached"
+    connection.sent.clear()
+    return job
+
+
+def found(added: int, *, end: int = 0, stopped: bool = False) -> fm.Known:
+    now = fm.JobState(
+        job_id="job",
+        status=JobStatus.RUNNING,
+        phase=Phase.RUNNING,
+        added=added,
+        opened=0,
+        open=0,
+        stopped=stopped,
+        end=end,
+    )
+    return fm.Known(JobSpec(job_id=JobId("job")), b"", 0, end, [], now)
+
+
+def another() -> Connection:
+    connection = Connection()
+    connection.journal = True
+    return connection
+
+
+def added(connection: Connection) -> list[int]:
+    messages = [message for message in connection.sent if isinstance(message, fm.AddRows)]
+    return [row["x"] for message in messages for row in codec.loads(message.rows)]
+
+
+@pytest.mark.parametrize("stored", [2, 3, 4])
+async def test_another_hub_gets_the_sets_that_the_journal_lacks(lasting: RemoteJob, stored: int) -> None:
+    connection = another()
+    lasting.add([{"x": 4}], last=True)  # while there is no hub
+    lasting.recover(connection, found(stored))  # type: ignore[arg-type] # it only sends
+    assert not lasting.suspended
+    assert added(connection) == list(range(stored, 5))
+    assert [message for message in connection.sent if isinstance(message, fm.Follow)] == [fm.Follow("job", 0)]
+    assert isinstance(connection.sent[-1], fm.StopFrames)
+
+
+async def test_another_hub_is_read_from_the_last_offset_on(lasting: RemoteJob) -> None:
+    lasting.take_events(results(0, 3))
+    connection = another()
+    lasting.recover(connection, found(4, end=5))  # type: ignore[arg-type] # as above
+    assert connection.sent[0] == fm.Follow("job", 3)
+    lasting.take_events(results(3, 2))
+    assert lasting.record.log.end == 5
+
+
+async def test_a_journal_that_lacks_what_was_read_ends_the_job(lasting: RemoteJob) -> None:
+    lasting.take_events(results(0, 3))
+    lasting.recover(another(), found(4, end=2))  # type: ignore[arg-type] # as above
+    assert lasting.record.status is JobStatus.ABORTED
+    assert "lacks events" in str(lasting.record.reason)
+
+
+async def test_sets_of_several_programs_are_not_counted_as_ones_own(lasting: RemoteJob) -> None:
+    connection = another()
+    lasting.take_state(found(9).state)  # another program has sent some
+    lasting.recover(connection, found(9))  # type: ignore[arg-type] # as above
+    (failed,) = (message for message in connection.sent if isinstance(message, fm.Fail))
+    assert "the last 2 parameter sets that this program has sent may be missing" in str(decode_error(failed.error))
+
+
+async def test_a_job_that_was_cancelled_meanwhile_is_cancelled_at_the_next_hub(lasting: RemoteJob) -> None:
+    connection = another()
+    lasting.halt(JobStatus.ABORTED, "enough", 1.0)
+    lasting.recover(connection, found(4))  # type: ignore[arg-type] # as above
+    assert isinstance(connection.sent[-1], fm.Halt)
+
+
+@pytest.mark.parametrize("how", ["closed", "not found"])
+async def test_a_job_that_no_hub_goes_on_with_is_interrupted(lasting: RemoteJob, how: str) -> None:
+    if how == "closed":
+        lasting.shut_down("the session was closed", 1.0)
+    else:
+        lasting.not_found(DfmError("the server does not answer"))
+    assert lasting.record.status is JobStatus.INTERRUPTED
+    assert "session.reattach" in str(lasting.record.reason)
+
+
+def written(first: int, *heads: Head) -> fm.Events:
+    end = first + len(heads)
+    return fm.Events(job_id="job", first=first, heads=list(heads), values=b"", errors=[], end=end, size=0)
+
+
+async def test_an_interruption_in_the_log_does_not_end_a_job(job: RemoteJob) -> None:
+    """An earlier hub has written it at its end."""
+    heads = [Head(kind="status", status=status) for status in ("running", "interrupted")]
+    job.take_events(written(0, *heads))
+    assert not job.record.status.ended
+    job.take_events(written(2, Head(kind="status", status="running")))
+    job.take_state(state("interrupted", 4))  # the hub cannot write it
+    assert not job.record.status.ended
+    job.take_events(written(3, Head(kind="frame", frame=(0,))))
+    assert job.record.status is JobStatus.INTERRUPTED

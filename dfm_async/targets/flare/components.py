@@ -20,6 +20,7 @@ from nvflare.apis.impl.controller import Controller, Task
 from nvflare.apis.shareable import Shareable, make_reply
 from nvflare.apis.signal import Signal
 
+from dfm_async.errors import StoreError
 from dfm_async.model.flare import SiteSettings
 from dfm_async.model.options import LocalOptions
 from dfm_async.targets.flare import protocol as fm
@@ -30,6 +31,7 @@ from dfm_async.targets.flare.cell_wire import CellWire
 from dfm_async.targets.flare.gateway import Gateway
 from dfm_async.targets.flare.hub import Hub
 from dfm_async.targets.flare.hub_endpoints import CommandEndpoint, GatewayEndpoint
+from dfm_async.targets.flare.hub_journal import JournalPlace
 from dfm_async.targets.flare.node import HUB, HostNode
 from dfm_async.targets.flare.protocol import ROUTES, TO_HUB, Route
 from dfm_async.targets.flare.site_agent import SiteAgent
@@ -43,6 +45,8 @@ _FULL: Final = 64 * 1024 * 1024
 """The backlog to the hub, in bytes, at which a gateway stops reading."""
 _OPTIONS: Final = LocalOptions(shutdown_grace=1.0)
 """How workers start, and end with their site: its jobs have ended then."""
+_REPORTED: Final = 5.0
+"""The number of seconds for which a hub that cannot begin reports why."""
 _ABANDONED: Final = 600.0
 """The number of seconds without the hub after which a site leaves the host job."""
 
@@ -302,9 +306,19 @@ class HubController(Controller):  # type: ignore[misc] # nvflare has no type inf
         ended = process.begin()
         _when_triggered(abort_signal, lambda: process.end("FLARE has ended the job"))
         settings = process.settings()
-        hub = self._hub = Hub(
-            process.job_id, __version__, self._deployed, LocalOptions(), self._linger, settings.max_message_bytes
-        )
+        user = load_user(process.meta)
+        try:
+            place = JournalPlace.find(settings, process.root, user.name, user.org, brings_code=user.brings_code)
+            largest = settings.max_message_bytes
+            hub = Hub(process.job_id, __version__, self._deployed, LocalOptions(), self._linger, largest, place)
+            await hub.open()
+        except StoreError as error:
+            _log.error("the journal cannot be used: %s", error)
+            reason = f"the server cannot open the journal: {error}"
+            self._serve = lambda _data: {"ended": reason}
+            await _reported(ended)
+            return
+        self._hub = hub
 
         def receive(peer: str, message: Any) -> None:
             route = ROUTES.get(type(message))
@@ -349,6 +363,13 @@ async def _drained(node: HostNode, seconds: float) -> None:
     with suppress(TimeoutError):  # peers that cannot be reached will notice
         async with asyncio.timeout(seconds):
             await node.drained()
+
+
+async def _reported(ended: asyncio.Future[str]) -> None:
+    """Wait until the applications that have started the host job have had time to be notified of its end."""
+    with suppress(TimeoutError):
+        async with asyncio.timeout(_REPORTED):
+            await ended
 
 
 def _starting(_data: Any) -> dict[str, Any]:

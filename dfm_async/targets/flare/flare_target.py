@@ -6,17 +6,19 @@ import asyncio
 import hashlib
 import logging
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
+from functools import partial
 from typing import Any, Final
 
 import msgspec
 
+from dfm_async.base.backoff import delays
 from dfm_async.base.containers import BoundedDict
 from dfm_async.base.signals import Notifier
 from dfm_async.base.text import cleaned
 from dfm_async.engine.frames import Row
 from dfm_async.engine.job_table import JobTable
-from dfm_async.errors import DfmError, EncodingError, FlareError, PipelineError, Problem
+from dfm_async.errors import DfmError, EncodingError, FlareError, PipelineError, Problem, SessionClosed
 from dfm_async.federation.federation import Federation
 from dfm_async.model.flare import FlareOptions
 from dfm_async.model.ids import Location, OperationKey
@@ -29,6 +31,7 @@ from dfm_async.results.record import JobRecord
 from dfm_async.targets.flare import protocol as fm
 from dfm_async.targets.flare.host_jobs import HostJobs
 from dfm_async.targets.flare.hub_connection import HubConnection
+from dfm_async.targets.flare.message_parts import TooLarge
 from dfm_async.targets.flare.remote_job import RemoteJob
 from dfm_async.targets.flare.site_code import operations_of
 from dfm_async.targets.flare.site_log import replay
@@ -42,6 +45,9 @@ _MORE_TIME: Final = 15.0
 """The number of seconds that the hub keeps messages longer than the application retries."""
 _LAST_WORDS: Final = 2.0
 """The number of seconds for which closing waits for the last messages of the sites."""
+_FIRST_PAUSE: Final = 0.2
+_LONGEST_PAUSE: Final = 2.0
+"""The number of seconds between two attempts to find the hub that goes on with jobs, at first and at most."""
 _REMEMBERED: Final = 1000
 _REPORTED: Final = 128
 """The number of ended jobs after which their read offsets are reported; at the latest when the session ends."""
@@ -171,12 +177,78 @@ class FlareTarget:
         return (job.connection for job in self.jobs.coordinators if job.connection is not None)
 
     def _hub_lost(self, connection: HubConnection, error: FlareError) -> None:
-        """Note that a hub cannot be reached any longer: the outcome of its jobs is unknown."""
-        for job in self.jobs.coordinators:
-            if job.connection is connection:
+        """Note that a hub cannot be reached any longer: the outcome of its jobs is unknown, unless it has a journal."""
+        lost = [job for job in self.jobs.coordinators if job.connection is connection]
+        suspended = [job for job in lost if job.recoverable]
+        for job in lost:
+            if job in suspended:
+                job.suspend()
+            else:
                 job.lost(error)
         self._host_jobs.lost(connection, error)
+        if suspended:
+            with suppress(SessionClosed):  # then they are interrupted
+                self._host_jobs.spawn(self._recover(suspended, error), "recovery of jobs")
         self.worker_changes.notify()
+
+    async def _recover(self, jobs: list[RemoteJob], error: FlareError) -> None:
+        """Find the hub that goes on with jobs, or start one; they are interrupted if that takes too long."""
+        loop = asyncio.get_running_loop()
+        _log.info("%d jobs wait for the federation, which cannot be reached: %s", len(jobs), error)
+        deadline, pauses = loop.time() + self.options.start_timeout, delays(_FIRST_PAUSE, _LONGEST_PAUSE)
+        while jobs := [job for job in jobs if job.suspended]:
+            try:
+                await self._recover_at(jobs, error)
+            except SessionClosed:
+                return
+            except FlareError as reason:
+                error = reason
+            except (DfmError, OSError, TooLarge) as reason:
+                error = FlareError(f"jobs cannot go on: {reason}", "Open a new session")
+            jobs = [job for job in jobs if job.suspended]
+            if jobs and loop.time() >= deadline:
+                for job in jobs:
+                    job.not_found(error)
+            elif jobs:
+                await asyncio.sleep(next(pauses))  # the former hub may be about to end
+
+    async def _recover_at(self, jobs: list[RemoteJob], error: FlareError) -> None:
+        """Go on with jobs at the hub for new jobs, or at another one that has them.
+
+        Raises:
+            FlareError: the federation cannot be reached.
+            SessionClosed: it is too late.
+        """
+        needed = {site for job in jobs for site in job.plan.sites}
+        await self._host_jobs.connected(dict.fromkeys(self._seen.intersection({*needed, self._homesite}), 0.0))
+        missing: set[str] = set()
+        for job in jobs:
+            with self._host_jobs.kept(self._host_jobs.reachable) as connections:
+                elsewhere = False
+                for connection in connections:
+                    if job.submitting and connection is self._host_jobs.current:
+                        connection.offer(list(self._offers.values()))
+                        job.submit_again(connection)
+                        break
+                    job_id = job.record.job_id
+                    answer: fm.FoundJob | None = await self._host_jobs.ask(connection, partial(_find, job_id))
+                    if not job.suspended:
+                        break
+                    if answer is not None and answer.known is not None:
+                        job.recover(connection, answer.known)
+                        _log.info("job %s goes on in host job %s", job_id, connection.host_job)
+                        break
+                    elsewhere = elsewhere or answer is None or answer.elsewhere or bool(answer.missing)
+                    missing.update(() if answer is None else answer.missing)
+                else:
+                    if not elsewhere:
+                        job.lost(error)
+        self._host_jobs.expect()
+        if missing:
+            await self._host_jobs.another(dict.fromkeys(missing, 0.0))
+            raise _absent(missing)  # unless the new one has them
+        if any(job.suspended for job in jobs):
+            await self._host_jobs.discover()
 
     # messages
 
@@ -318,31 +390,44 @@ class FlareTarget:
 
     async def find(self, job_id: str) -> JobRecord | None:
         """Find a job, also one that another application has started, and follow it."""
-        known = self.jobs.find(job_id)
+        known = self._known(job_id)
         if known is not None:
             return known
         await self._host_jobs.connected()
         asked = self._host_jobs.reachable
-        found = await self._find_in(asked, job_id)
+        missing: set[str] = set()
+        found = await self._find_in(asked, job_id, missing)
         if found is None:
             await self._host_jobs.discover()
             others = [other for other in self._host_jobs.reachable if other not in asked]
-            found = self.jobs.find(job_id) or await self._find_in(others, job_id)
-        return found
+            found = self._known(job_id) or await self._find_in(others, job_id, missing)
+        if found is None and missing:
+            another = await self._host_jobs.another(dict.fromkeys(missing, 0.0))
+            found = self._known(job_id) or await self._find_in([another], job_id, set())
+            if found is None:
+                raise _absent(missing)
+        return found or self.jobs.find(job_id)
 
-    async def _find_in(self, connections: list[HubConnection], job_id: str) -> JobRecord | None:
+    async def _find_in(self, connections: list[HubConnection], job_id: str, missing: set[str]) -> JobRecord | None:
         with self._host_jobs.kept(connections):
             for connection in connections:
-                if (known := await self._find_at(connection, job_id)) is not None:
+                if (known := await self._find_at(connection, job_id, missing)) is not None:
                     return known
         return None
 
-    async def _find_at(self, connection: HubConnection, job_id: str) -> JobRecord | None:
-        answer: fm.FoundJob | None = await self._host_jobs.ask(connection, lambda number: fm.Find(number, job_id))
-        known = self.jobs.find(job_id)  # another caller may have requested it, too
+    async def _find_at(self, connection: HubConnection, job_id: str, missing: set[str]) -> JobRecord | None:
+        """Look for a job at one hub; ``missing`` gets sites that the hub lacks to go on with it."""
+        answer: fm.FoundJob | None = await self._host_jobs.ask(connection, partial(_find, job_id))
+        known = self._known(job_id)  # another caller may have requested it, too
         if known is not None or answer is None or answer.known is None:
+            missing.update(() if answer is None else answer.missing)
             return known
         return self._adopt(connection, answer.known)
+
+    def _known(self, job_id: str) -> JobRecord | None:
+        """Return a job that is known here, unless it is interrupted here: it may go on in the federation."""
+        known = self.jobs.find(job_id)
+        return None if known is None or known.status is JobStatus.INTERRUPTED else known
 
     def _job_ended(self, job: RemoteJob) -> None:
         self._note_host_job(job)
@@ -395,12 +480,21 @@ class FlareTarget:
         """Look up all jobs of this user in the federation."""
         await self._host_jobs.connected()
         await self._host_jobs.discover()
-        with self._host_jobs.kept(self._host_jobs.reachable) as connections:
+        if missing := await self._refresh(self._host_jobs.reachable):
+            another = await self._host_jobs.another(dict.fromkeys(missing, 0.0))
+            if missing := await self._refresh([another]):
+                _log.warning("jobs that need %s wait for it in the journal", ", ".join(sorted(missing)))
+
+    async def _refresh(self, connections: list[HubConnection]) -> set[str]:
+        """Look up all jobs at some hubs; return sites that these lack to go on with jobs."""
+        missing: set[str] = set()
+        with self._host_jobs.kept(connections):
             for connection in connections:
                 answer: fm.Listed | None = await self._host_jobs.ask(connection, fm.ListJobs)
                 for job_id in () if answer is None else answer.job_ids:
-                    if self.jobs.find(job_id) is None:
-                        await self._find_at(connection, job_id)
+                    if self._known(job_id) is None:
+                        await self._find_at(connection, job_id, missing)
+        return missing
 
     async def forget(self, job_id: str) -> None:
         """Have the federation forget a job that has ended."""
@@ -453,6 +547,16 @@ def _stats(report: fm.SiteReport, others: SiteStats) -> SiteStats:
     )
 
 
+def _absent(sites: set[str]) -> FlareError:
+    names = ", ".join(map(repr, sorted(sites)))
+    advice = "The job goes on when they are back: find it again with session.reattach"
+    return FlareError(f"the job waits for sites whose clients are not connected: {names}", advice)
+
+
+def _find(job_id: str, number: int) -> fm.Find:
+    return fm.Find(number, job_id)
+
+
 def _has(connection: HubConnection, plan: Plan) -> bool:
     """Return whether all sites of a plan are present."""
     return connection.welcome is not None and set(plan.sites) <= connection.welcome.sites.keys()
@@ -466,6 +570,7 @@ def _called(plan: Plan, site: str) -> list[str]:
 
 _OF_JOBS: Final[dict[type, Callable[[RemoteJob, Any], None]]] = {
     fm.Submitted: RemoteJob.answered,
+    fm.RowsStored: RemoteJob.take_stored,
     fm.Events: RemoteJob.take_events,
     fm.Expired: RemoteJob.take_expired,
     fm.JobState: RemoteJob.take_state,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Iterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from typing import Any, Final
 
@@ -143,11 +143,21 @@ class HostJobs:
         return connection
 
     def _supervise(self, connection: HubConnection) -> None:
-        assert self._group is not None  # noqa: S101 - who connects has looked
-        task = self._group.create_task(connection.supervise(), name="connection to the hub")
+        self.spawn(connection.supervise(), "connection to the hub")
+        self.expect()
+
+    def spawn(self, work: Coroutine[Any, Any, None], name: str) -> None:
+        """Start a task that ends with the connections.
+
+        Raises:
+            SessionClosed: it is too late.
+        """
+        if self._group is None:
+            work.close()
+            raise SessionClosed("the session was closed")
+        task = self._group.create_task(work, name=name)
         self._supervisions.add(task)
         task.add_done_callback(self._supervisions.discard)
-        self.expect()
 
     def tidy(self) -> None:
         """Close connections that no job needs any longer, except those that serve a request."""

@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable
+import sys
+from collections.abc import Callable, Coroutine, Iterable
+from contextlib import AsyncExitStack
 from typing import Any, Final
 
 import msgspec
 
 from dfm_async.base.signals import Throttle
+from dfm_async.base.tasks import OwnedTasks, completed
 from dfm_async.base.text import cleaned
+from dfm_async.base.wall_clock import wall_time
 from dfm_async.engine.coordinator import Coordinator
-from dfm_async.engine.engine import Engine, starts_later
+from dfm_async.engine.durable import LeftOver, runs_elsewhere
+from dfm_async.engine.engine import Engine, Jobs, starts_later
 from dfm_async.engine.job_table import JobTable
 from dfm_async.engine.machine import Phase
 from dfm_async.engine.run import Run
@@ -20,20 +25,24 @@ from dfm_async.errors import (
     DfmError,
     EventsFull,
     JobInterrupted,
+    JobOwned,
     ParameterError,
     PipelineDenied,
     PipelineError,
     ResultsExpired,
+    StoreError,
     WorkerLost,
 )
 from dfm_async.model.ids import Location
 from dfm_async.model.options import LocalOptions
 from dfm_async.model.status import JobStatus
 from dfm_async.results.event_codec import decode_error
+from dfm_async.results.record import JobRecord
 from dfm_async.results.watching import JobChanges
 from dfm_async.targets.flare import protocol as fm
 from dfm_async.targets.flare.event_messages import OpaqueValues, rows_of
 from dfm_async.targets.flare.hub_job import Application, HubJob, read_plan
+from dfm_async.targets.flare.hub_journal import HubJournal, JournalPlace, KeptSubmission
 from dfm_async.targets.flare.node import HostNode
 from dfm_async.targets.flare.protocol import ROUTES, Route
 from dfm_async.targets.flare.remote_hosts import Membership, RemoteHosts
@@ -46,6 +55,10 @@ _MOST_LINES: Final = 100
 _LONGEST_ERROR: Final = 256 * 1024
 _FIRST: Final = 60.0
 """For how many seconds the hub waits for its first application, at least."""
+_TEND: Final = 10.0
+"""The number of seconds between two looks for jobs without a hub, and for old ones."""
+_NOT_FOUND: Final = fm.FoundJob(0, None)
+_ELSEWHERE: Final = fm.FoundJob(0, None, elsewhere=True)
 _STATE_INTERVAL: Final = 0.01
 """The number of seconds between two reports to applications of how far a job is."""
 
@@ -71,10 +84,18 @@ class Hub:
         options: for how long ended jobs are kept.
         linger: for how many seconds it stays when nobody needs it.
         largest: how many bytes one message to it may have.
+        place: where the jobs of the user are kept; None: they end with the hub.
     """
 
     def __init__(
-        self, host_job: str, version: str, deployed: list[str], options: LocalOptions, linger: float, largest: int
+        self,
+        host_job: str,
+        version: str,
+        deployed: list[str],
+        options: LocalOptions,
+        linger: float,
+        largest: int,
+        place: JournalPlace | None = None,
     ) -> None:
         self.host_job = host_job
         self.ended: asyncio.Future[str] = asyncio.get_running_loop().create_future()
@@ -103,6 +124,14 @@ class Hub:
         self._idle: asyncio.TimerHandle | None = None
         self._used = False
         """Whether an application has come."""
+        self._tasks = OwnedTasks()
+        self._journal = None if place is None else HubJournal(place, self._table, self._spawn, self._written)
+        self._opened = AsyncExitStack()
+        """Closes the journal."""
+        self._held: dict[str, list[tuple[Application, Any]]] = {}
+        """Messages about jobs that are just being written to the journal, or read from it."""
+        self._earlier: dict[tuple[int, int], Jobs] = {}
+        """The slots of jobs of earlier hubs, by the lanes and the slots of their applications."""
         self._schedule_end()
 
     @property
@@ -119,14 +148,27 @@ class Hub:
         if self._node is not None:
             self._node.send(site, message)
 
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        return self._tasks.spawn(work, "dfm-hub")
+
     # lifecycle
+
+    async def open(self) -> None:
+        """Open the journal, if there is one, and go on with the jobs of earlier hubs of the user.
+
+        Raises:
+            StoreError: the journal cannot be opened.
+        """
+        if self._journal is not None:
+            await self._opened.enter_async_context(self._journal.opened())
+            self._spawn(self._tend(self._journal))
 
     def _schedule_end(self) -> None:
         """End the host job after the linger time, unless it is needed now or before."""
         if self._idle is not None:
             self._idle.cancel()
             self._idle = None
-        if self._apps or any(not job.record.status.ended for job in self._jobs.values()):
+        if self._apps or self._held or any(not job.record.status.ended for job in self._jobs.values()):
             return
         unread = any(job.unread for job in self._jobs.values())
         seconds = max(self._linger, self._keep) if unread else self._linger
@@ -140,15 +182,24 @@ class Hub:
             self.ended.set_result(reason)
 
     async def close(self, reason: str) -> None:
-        """End all jobs, and notify the applications of the end of the host job."""
+        """End all jobs, and notify the applications of the end of the host job. With a journal, another one goes on."""
+        await self._tasks.close()
+        if self._journal is not None:
+            for job in self._jobs.values():
+                job.close()  # applications follow the next hub
+        status = JobStatus.ABORTED if self._journal is None else JobStatus.INTERRUPTED
         for job in list(self._jobs.values()):
             if job.coordinator.phase is not Phase.ENDED:
-                job.coordinator.halt(JobStatus.ABORTED, reason, 0)
+                job.coordinator.halt(status, reason, 0)
                 for at in range(len(job.plan.locations)):
                     job.coordinator.abandon(at)
         await asyncio.sleep(0)  # followers get the last events
         for job in self._jobs.values():
             job.close()
+        try:
+            await self._opened.aclose()
+        except StoreError as error:
+            _log.warning("the last events of jobs are not in the journal: %s", error)
         if self._idle is not None:
             self._idle.cancel()
         self._states.cancel()
@@ -333,13 +384,35 @@ class Hub:
     def _from_app(self, app: Application, data: bytes | memoryview) -> None:
         try:
             message = fm.decode_app(data)
-            handler = _APPS.get(type(message))
-            if handler is not None:
-                handler(self, app, message)
-            elif (job := self._jobs.get(message.job_id)) is not None:
-                _JOBS[type(message)](self, app, job, message)
+            if self._journal is None:
+                self._process(app, message)
+            else:
+                self._process_in_turn(self._journal, app, message)
         except Exception:  # noqa: BLE001 - a message of one application must not harm the others
             _log.exception("cannot process a message of application %s", app.name)
+
+    def _process(self, app: Application, message: Any) -> None:
+        handler = _APPS.get(type(message))
+        if handler is not None:
+            handler(self, app, message)
+        elif (job := self._jobs.get(message.job_id)) is not None:
+            _JOBS[type(message)](self, app, job, message)
+
+    def _process_in_turn(self, journal: HubJournal, app: Application, message: Any) -> None:
+        """Process a message behind the reading and the writing of the job that it is about."""
+        job_id: str = message.spec.job_id if type(message) is fm.Submit else getattr(message, "job_id", "")
+        if job_id in self._held:
+            self._held[job_id].append((app, message))
+        elif type(message) in _READ_FIRST and not self._has(job_id):
+            self._held[job_id] = [(app, message)]
+            self._spawn(self._load(journal, job_id))
+        else:
+            self._process(app, message)
+
+    def _has(self, job_id: str) -> bool:
+        """Return whether a job is known here, and was not interrupted because it could not be written."""
+        job = self._jobs.get(job_id)
+        return job is not None and job.record.status is not JobStatus.INTERRUPTED
 
     def _app_has_room(self, app: Application) -> None:
         if app.held_up and not app.full:
@@ -366,6 +439,7 @@ class Hub:
             largest=self._largest,
             began=members.began,
             since=dict(members.since),
+            journal=self._journal is not None,
         )
 
     def _welcome_all(self) -> None:
@@ -392,10 +466,13 @@ class Hub:
         # An application whose code has changed needs the former only for jobs that have it.
         app.offers = {other for other in app.offers if not other.startswith(f"{offer.site}:")} | {key}
         if key not in self._offers:
-            self._offers[key] = offer
-            if offer.site in self._members.sites:
-                self._send(offer.site, offer)
+            self._take_offer(offer)
         self._drop_offers()
+
+    def _take_offer(self, offer: fm.Offer) -> None:
+        self._offers[f"{offer.site}:{offer.key}"] = offer
+        if offer.site in self._members.sites:
+            self._send(offer.site, offer)
 
     def _drop_offers(self) -> None:
         """Have the sites forget code that neither an application nor a job needs any longer."""
@@ -415,9 +492,7 @@ class Hub:
         job_id = message.spec.job_id
         known = self._jobs.get(job_id)
         if known is not None:
-            fingerprint = message.spec.fingerprint
-            same = fingerprint is not None and known.record.fingerprint == fingerprint
-            app.send(fm.Submitted(job_id, "same" if same else "other"))
+            self._submitted_before(app, message, known.record.fingerprint, known.submit.token)
             return
         scheduler, later = app.scheduler, starts_later(message.spec)
         crowded = not later and scheduler.overflows
@@ -429,22 +504,48 @@ class Hub:
         except (PipelineError, ValueError) as error:
             app.send(fm.Submitted(job_id, "other", str(error) or type(error).__name__))
             return
-        coordinator = job.coordinator
-        self._jobs[job.job_id] = job
-        self._table.add(coordinator)
-        coordinator.on_end(lambda _: self._job_ended(job))
+        if self._journal is None:
+            self._begin(app, job, message)
+        else:
+            self._held[job_id] = []
+            self._spawn(self._keep_job(self._journal, app, job, message))
+
+    def _submitted_before(self, app: Application, message: fm.Submit, fingerprint: str | None, token: str) -> None:
+        """Answer the submission of a job whose id is in use."""
+        job_id = message.spec.job_id
+        if token and token == message.token:  # by the same submission, whose answer was lost with an earlier hub
+            app.send(fm.Submitted(job_id, "new"))
+            self._jobs[job_id].follow(app, 0)
+            self._jobs[job_id].followers[app.name].taken(fm.EventsTaken(job_id, 0, message.until, 0))
+            app.send(self._jobs[job_id].state())
+            return
+        same = message.spec.fingerprint is not None and fingerprint == message.spec.fingerprint
+        app.send(fm.Submitted(job_id, "same" if same else "other"))
+
+    def _begin(self, app: Application, job: HubJob, message: fm.Submit) -> None:
+        """Run a new job as soon as it gets a slot and workers."""
+        scheduler, later = app.scheduler, starts_later(message.spec)
         if message.spec.start_at is None:
-            coordinator.watch_deadline(asyncio.get_running_loop().time() - message.elapsed)
-        if crowded:
+            job.coordinator.watch_deadline(asyncio.get_running_loop().time() - message.elapsed)
+        self._add(job)
+        if not later and scheduler.overflows:
             self._pending[job.job_id] = app
         else:
             app.send(fm.Submitted(job.job_id, "new"))
-        job.follow(app, 0)
-        job.followers[app.name].taken(fm.EventsTaken(job.job_id, 0, message.until, 0))
-        self._engine.submit(coordinator, scheduler)
+        if self._apps.get(app.name) is app:
+            job.follow(app, 0)
+            job.followers[app.name].taken(fm.EventsTaken(job.job_id, 0, message.until, 0))
+        else:  # it has left meanwhile
+            job.wait_for_follower(self._keep)
+        self._engine.submit(job.coordinator, scheduler)
         if later:
             app.send(job.state())  # what it waits for
         self._schedule_end()
+
+    def _add(self, job: HubJob) -> None:
+        self._jobs[job.job_id] = job
+        self._table.add(job.coordinator)
+        job.coordinator.on_end(lambda _: self._job_ended(job))
 
     def _accepted(self, coordinator: Coordinator) -> None:
         """Report to an application that the queue has room for its job."""
@@ -469,11 +570,142 @@ class Hub:
         for job_id in [job_id for job_id, job in self._jobs.items() if job_id not in kept and not job.followers]:
             self._jobs.pop(job_id).close()
 
+    # the journal
+
+    async def _keep_job(self, journal: HubJournal, app: Application, job: HubJob, message: fm.Submit) -> None:
+        """Write a new job to the journal, and then begin it."""
+        job_id, hello = job.job_id, app.hello
+        began = wall_time() - message.elapsed
+        kept = KeptSubmission(
+            message.plan, message.nets, message.offers, message.token, hello.lanes, hello.slots, began
+        )
+        keys = [f"{site}:{key}" for site, key in message.offers.items()]
+        offers = [self._offers[key] for key in keys if key in self._offers]
+        created, problem = False, ""
+        try:
+            async with journal.lock:
+                created = await journal.keep(job.record, rows_of(message.rows), kept, offers, stopped=message.stopped)
+            if not created:
+                await self._recall(journal, job_id)
+        except DfmError as error:
+            problem = str(error)
+        if created:
+            self._begin(app, job, message)
+        elif problem:
+            app.send(fm.Submitted(job_id, "other", problem))
+        elif (known := self._jobs.get(job_id)) is not None:
+            self._submitted_before(app, message, known.record.fingerprint, known.submit.token)
+        else:
+            stored = await journal.store.find(job_id)
+            self._submitted_before(app, message, None if stored is None else stored.fingerprint, "")
+        self._go_on(job_id)
+
+    def _go_on(self, job_id: str, found: fm.FoundJob | None = None) -> None:
+        """Process the messages that have waited for the journal; ``found``: why it does not go on here."""
+        for app, message in self._held.pop(job_id, ()):
+            if type(message) is fm.Find and job_id not in self._jobs:
+                app.send(msgspec.structs.replace(found or _NOT_FOUND, request=message.request))
+            elif job_id in self._held:
+                self._held[job_id].append((app, message))
+            else:
+                self._process(app, message)
+        self._schedule_end()
+
+    async def _load(self, journal: HubJournal, job_id: str) -> None:
+        found = None
+        try:
+            found = await self._recall(journal, job_id)
+        except DfmError as error:
+            _log.warning("job %s of the journal cannot be read: %s", job_id, error)
+        finally:
+            self._go_on(job_id, found)
+
+    async def _recall(self, journal: HubJournal, job_id: str) -> fm.FoundJob | None:
+        """Know a job of the journal, and go on with it if it has not ended. Return why not, if that is so.
+
+        Raises:
+            DfmError: it cannot be read or written.
+        """
+        async with journal.lock:
+            stored = await journal.store.find(job_id)
+            if stored is None or self._has(job_id):
+                return None
+            kept = journal.submission(stored)
+            if stored.status.terminal:
+                record = journal.job_of(stored)
+                job = HubJob(_submit_of(record, kept), record.plan, record)
+                job.coordinator.ended_before()
+                job.ended()
+                self._jobs[job_id] = job
+                return None
+            if runs_elsewhere(stored):
+                return _ELSEWHERE
+            if missing := journal.missing(stored, self._members.deployed):
+                return fm.FoundJob(0, None, missing=missing)
+            try:
+                left = await completed(journal.take_over(job_id, more=True), journal.give_back, asyncio.Task.cancel)
+            except JobOwned:  # its hub is about to end
+                return _ELSEWHERE
+        await self._resume(journal, left, kept)
+        return None
+
+    async def _resume(self, journal: HubJournal, left: LeftOver, kept: KeptSubmission) -> None:
+        """Go on with a job of an earlier hub."""
+        record = left.record
+        former = self._jobs.pop(record.job_id, None)
+        if former is not None:
+            former.close()
+        submit = _submit_of(record, kept)
+        job = HubJob(submit, read_plan(submit), record)
+        job.resume(left)
+        self._add(job)
+        job.wait_for_follower(self._keep)
+        for site, key in kept.offers.items():
+            if f"{site}:{key}" not in self._offers:
+                offer = await journal.code(site, key)
+                if offer is None:
+                    problem = f"the code that the application has brought for site {site!r} is not kept any longer"
+                    job.coordinator.fail(DfmError(f"{problem}: execute the job again"))
+                    return
+                self._take_offer(offer)
+        if record.spec.start_at is None:
+            elapsed = max(0.0, wall_time() - kept.began)
+            job.coordinator.watch_deadline(asyncio.get_running_loop().time() - elapsed)
+        sharing = (kept.lanes, kept.slots)
+        scheduler = self._earlier.setdefault(sharing, Jobs(*sharing, sys.maxsize))
+        _log.info("job %s goes on after the end of an earlier host job", record.job_id)
+        self._engine.submit(job.coordinator, scheduler)
+
+    async def _tend(self, journal: HubJournal) -> None:
+        """Go on with jobs whose hubs have ended, and delete old ones, until this is cancelled."""
+        while True:
+            try:
+                async for stored in journal.unfinished():
+                    job_id = stored.job_id
+                    if job_id in self._jobs or job_id in self._held or runs_elsewhere(stored):
+                        continue
+                    if not journal.missing(stored, self._members.deployed):
+                        self._held[job_id] = []
+                        await self._load(journal, job_id)
+                await journal.tidy()
+            except DfmError as error:
+                _log.warning("the journal cannot be tended: %s", error)
+            await asyncio.sleep(_TEND)
+
+    def _written(self, jobs: Iterable[str]) -> None:
+        for job_id in jobs:
+            self._job_changed(job_id)
+
     # what applications do with jobs
 
-    def _add_rows(self, _app: Application, job: HubJob, message: fm.AddRows) -> None:
-        job.coordinator.add(rows_of(message.rows))
+    def _add_rows(self, app: Application, job: HubJob, message: fm.AddRows) -> None:
+        coordinator, journal = job.coordinator, job.record.journal
+        first, rows = coordinator.frames.added, rows_of(message.rows)
+        coordinator.add(rows)
         self._job_changed(job.job_id)
+        if journal is not None and coordinator.frames.added > first:  # the application keeps them until then
+            stored = fm.RowsStored(job.job_id, first, len(rows))
+            journal.when_written(lambda: app.send(stored))
 
     def _stop(self, _app: Application, job: HubJob, _message: fm.StopFrames) -> None:
         job.coordinator.stop()
@@ -488,7 +720,12 @@ class Hub:
             taken = fm.EventTaken(job.job_id, message.request, tuple(error.problems), full)
         except JobInterrupted as error:
             taken = fm.EventTaken(job.job_id, message.request, (str(error),))
-        app.send(taken)
+        journal = job.record.journal
+        if journal is None or taken.problems:
+            app.send(taken)
+        else:
+            journal.flush()
+            journal.when_written(lambda: app.send(taken))
 
     def _halt(self, _app: Application, job: HubJob, message: fm.Halt) -> None:
         if message.token in ("", job.submit.token):
@@ -526,7 +763,20 @@ class Hub:
         app.send(fm.FoundJob(message.request, None if job is None else job.known()))
 
     def _list(self, app: Application, message: fm.ListJobs) -> None:
-        app.send(fm.Listed(message.request, list(self._jobs)))
+        if self._journal is None:
+            app.send(fm.Listed(message.request, list(self._jobs)))
+        else:
+            self._spawn(self._list_journal(self._journal, app, message))
+
+    async def _list_journal(self, journal: HubJournal, app: Application, message: fm.ListJobs) -> None:
+        found = dict.fromkeys(self._jobs)
+        try:
+            found = dict.fromkeys(await journal.ended()) | dict.fromkeys(
+                [job.job_id async for job in journal.unfinished()]
+            )
+        except StoreError as error:
+            _log.warning("the jobs of the journal cannot be listed: %s", error)
+        app.send(fm.Listed(message.request, [*found, *(job_id for job_id in self._jobs if job_id not in found)]))
 
     def _asked(self, app: Application, message: fm.Asked) -> None:
         """Answer when all sites have sent what they have queued by now."""
@@ -551,7 +801,18 @@ class Hub:
             job.close()
             del self._jobs[message.job_id]
             self._table.forget(message.job_id)
+            if self._journal is not None:
+                self._held[message.job_id] = []
+                self._spawn(self._delete(self._journal, message.job_id))
             self._schedule_end()
+
+    async def _delete(self, journal: HubJournal, job_id: str) -> None:
+        try:
+            await journal.delete(job_id)
+        except DfmError as error:
+            _log.warning("job %s cannot be deleted from the journal: %s", job_id, error)
+        finally:
+            self._go_on(job_id)
 
     def _read(self, _app: Application, job: HubJob, message: fm.Read) -> None:
         job.ever_read = max(job.ever_read, message.position)
@@ -572,6 +833,22 @@ class Hub:
             state = job.state()
             for follower in job.followers.values():
                 follower.app.send(state)
+
+
+def _submit_of(record: JobRecord, kept: KeptSubmission) -> fm.Submit:
+    """Return what was submitted, as far as it is kept: parameter sets are read on their own."""
+    return fm.Submit(
+        spec=record.spec,
+        plan=kept.plan,
+        nets=kept.nets,
+        offers=kept.offers,
+        rows=b"",
+        stopped=False,
+        elapsed=0.0,
+        trace=None,
+        token=kept.token,
+        until=0,
+    )
 
 
 def _as_text(message: Any) -> Any:
@@ -650,3 +927,5 @@ _JOBS: Final[dict[type, Callable[[Hub, Application, HubJob, Any], None]]] = {
     fm.Read: Hub._read,  # noqa: SLF001
 }
 """What applications send about jobs; ignored if the job is not known."""
+_READ_FIRST: Final = frozenset({fm.Find, fm.Follow, fm.Forget})
+"""What applications send about jobs that the hub may have in its journal only."""

@@ -103,6 +103,11 @@ class HubConnection:
         """The kind of the present transport; None while there is none."""
         return None if self._transport is None else self._transport.kind
 
+    @property
+    def journal(self) -> bool:
+        """Whether the jobs of the hub outlive it."""
+        return self.welcome is not None and self.welcome.journal
+
     def send(self, message: Any) -> None:
         """Send a message to the hub. While there is no transport, it waits for one.
 

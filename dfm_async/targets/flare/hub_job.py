@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
+import logging
 import time
 from collections.abc import Callable, Iterable
 from typing import Any, Final
@@ -10,7 +12,9 @@ from typing import Any, Final
 import msgspec
 
 from dfm_async.engine.coordinator import Coordinator
+from dfm_async.engine.durable import LeftOver
 from dfm_async.engine.engine import Jobs
+from dfm_async.engine.frames import Row
 from dfm_async.errors import DfmError, PipelineError, Problem
 from dfm_async.model.events import Failure, Result
 from dfm_async.model.ids import Frame
@@ -25,6 +29,8 @@ from dfm_async.targets.flare.event_messages import EventPacker, OpaqueValues, ro
 from dfm_async.targets.flare.reliable_stream import ReliableStream
 from dfm_async.telemetry.spans import APPLICATION, Origin
 from dfm_async.wire import messages as msg
+
+_log = logging.getLogger(__name__)
 
 _BATCH: Final = 512
 """The largest number of events of a message."""
@@ -115,9 +121,10 @@ class HubJob:
     Args:
         submit: what was submitted.
         plan: its plan.
+        record: its record, if an earlier hub had the job.
     """
 
-    def __init__(self, submit: fm.Submit, plan: Plan) -> None:
+    def __init__(self, submit: fm.Submit, plan: Plan, record: JobRecord | None = None) -> None:
         self.submit = submit
         self._unfollowed: asyncio.TimerHandle | None = None
         self._emits = [_points_of(net) for net in plan.nets]
@@ -128,19 +135,31 @@ class HubJob:
         self.ever_read = 0
         """The offset behind what readers at applications have read."""
         self._writer = EventPacker(submit.spec.job_id, plan)
-        record = self.record = JobRecord(submit.spec, plan)
+        record = self.record = JobRecord(submit.spec, plan) if record is None else record
         self.coordinator = Coordinator(record, OpaqueValues(), _as_rows)
         if submit.spec.watch:
             record.activity = _RelayedActivity(self.relay)  # type: ignore[assignment] # forwarded, not kept
         if submit.trace is not None:
             self.coordinator.trace = _RelayedTrace(submit.trace, self.relay)  # type: ignore[assignment] # as above
         rows = rows_of(submit.rows)
-        self._first_bytes = [
-            sum(len(row[name]) for row in rows for name in names if name in row) for names in plan.params_at
-        ]
-        self.coordinator.add(rows)
+        self._first_bytes = self._sizes(rows)
+        if rows:
+            self.coordinator.add(rows)
         if submit.stopped:
             self.coordinator.stop()
+
+    def _sizes(self, rows: Iterable[Row]) -> list[int]:
+        """Return the number of bytes that each location gets of parameter sets."""
+        rows = list(rows)
+        return [sum(len(row[name]) for row in rows for name in names if name in row) for names in self.plan.params_at]
+
+    def resume(self, left: LeftOver) -> None:
+        """Begin where an earlier hub has ended."""
+        history, coordinator = left.history, self.coordinator
+        waits = itertools.chain.from_iterable(history.waits.values())
+        coordinator.resume(left.rows, left.frames, history.seen, history.failed, waits)
+        coordinator.frames.stopped = left.stopped
+        self._first_bytes = self._sizes(left.rows.values())
 
     @property
     def job_id(self) -> str:
@@ -157,14 +176,14 @@ class HubJob:
             reason=record.reason,
             phase=coordinator.phase,
             waiting_for=waiting.waiting_for,
-            added=frames.added,
+            added=frames.added - frames.unwritten,
             opened=frames.opened,
             open=len(frames.open),
             stopped=frames.stopped,
             outcomes=coordinator.outcomes,
             finished=record.finished,
-            end=record.log.end,
-            cause=encode_error(record.cause) if record.status.ended and isinstance(record.cause, DfmError) else b"",
+            end=record.log.readable,
+            cause=encode_error(record.cause) if record.decided.ended and isinstance(record.cause, DfmError) else b"",
             waits=waiting.waits,
         )
 
@@ -174,16 +193,18 @@ class HubJob:
         return fm.Known(
             submit.spec,
             submit.plan,
-            record.log.first,
-            record.log.end,
+            record.log.first if record.log.backing is None else 0,
+            record.log.readable,
             list(self.coordinator.frames.open),
             self.state(),
         )
 
     @property
     def unread(self) -> bool:
-        """Whether it has results or failures that nobody has read."""
+        """Whether it has results or failures that nobody has read, and that end with the hub."""
         log = self.record.log
+        if log.backing is not None:
+            return False
         unread = range(max(self.ever_read, log.first), log.end)
         return any(isinstance(log.get(offset), Result | Failure) for offset in unread)
 
@@ -323,20 +344,24 @@ class _EventFollower:
             room = self._until - reader.position
             if room <= 0 or self._sent - self._taken >= self._ahead or self.app.full:
                 self.app.held_up = self.app.held_up or self.app.full
-                if reader.position < log.end and self._notified < reader.position:
+                if reader.position < log.readable and self._notified < reader.position:
                     self._notified = reader.position
                     self.app.send(self._job.state())
                 await log.changed.wait()
                 continue
             events = _part(log, reader, min(room, _BATCH))
             if events:
-                message = self._writer.write(events, log.end)
+                message = self._writer.write(events, log.readable)
                 self._sent += message.size
                 self.app.send(message)
-            elif log.closed:
+                continue
+            try:
+                if not await reader.more():
+                    return
+            except DfmError as error:
+                _log.warning("job %s cannot be read: %s", self._job.job_id, error)
+                self.app.send(fm.Expired(self._job.job_id, None))
                 return
-            else:
-                await log.changed.wait()
 
     def close(self) -> None:
         """End it."""
@@ -347,8 +372,10 @@ class _EventFollower:
 
 def _part(log: ResultLog, reader: LogReader, most: int) -> list[Any]:
     """Return the next events that fit into one message; a single large value still makes one."""
+    if reader.position < log.first:
+        return reader.take_nowait(most)  # those that were read from the journal
     size = 0
-    for count, offset in enumerate(range(reader.position, min(log.end, reader.position + most))):
+    for count, offset in enumerate(range(reader.position, min(log.readable, reader.position + most))):
         value = getattr(log.get(offset), "value", b"")
         size += len(value) if isinstance(value, msgspec.Raw) else 64
         if count and size > _BATCH_BYTES:

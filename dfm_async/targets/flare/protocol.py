@@ -26,7 +26,7 @@ from dfm_async.model.status import JobStatus
 from dfm_async.results.event_codec import Head
 from dfm_async.wire import messages as msg
 
-PROTOCOL: Final = 6
+PROTOCOL: Final = 7
 """The version of the protocol: raised when an older hub or site would not understand a message."""
 PYTHON: Final = f"{sys.version_info.major}.{sys.version_info.minor}"
 """Which Python this is. Code that is pickled can only be loaded by the same."""
@@ -329,7 +329,7 @@ class Welcome(_FlareMessage, frozen=True, kw_only=True, tag=131):
     ``deployed``: the sites that the host job was sent to. ``gone``: sites that were lost, and why. ``gateway``: host
     and address of the homesite's gateway, or empty. ``largest``: the size limit of a message to the hub. ``began``:
     since when there has been a hub; ``since``: since when each site of ``gone`` has been missing; both by the clock of
-    the server.
+    the server. ``journal``: whether the jobs outlive the host job.
     """
 
     protocol: int
@@ -342,6 +342,7 @@ class Welcome(_FlareMessage, frozen=True, kw_only=True, tag=131):
     largest: int
     began: float
     since: dict[str, float]
+    journal: bool = False
 
 
 class Traced(msgspec.Struct, frozen=True, array_like=True):
@@ -385,6 +386,13 @@ class AddRows(_OfJob, frozen=True, tag=134):
     """Further parameter sets."""
 
     rows: bytes
+
+
+class RowsStored(_OfJob, frozen=True, tag=155):
+    """Answers :class:`AddRows` of a hub with a journal, when it has ``count`` sets from the number ``first`` on."""
+
+    first: int
+    count: int
 
 
 class StopFrames(_OfJob, frozen=True, tag=135):
@@ -512,9 +520,14 @@ class Known(msgspec.Struct, frozen=True, array_like=True):
 
 
 class FoundJob(_Numbered, frozen=True, tag=144):
-    """Answers :class:`Find`."""
+    """Answers :class:`Find`. ``elsewhere``: another host job of the user has the job.
+
+    ``missing``: sites that the job needs to go on, and that this host job was not sent to.
+    """
 
     known: Known | None
+    elsewhere: bool = False
+    missing: tuple[str, ...] = ()
 
 
 class ListJobs(_Numbered, frozen=True, tag=145):
@@ -649,6 +662,7 @@ AppMessage: TypeAlias = (
 HubMessage: TypeAlias = (
     Welcome
     | Submitted
+    | RowsStored
     | EventTaken
     | Events
     | Expired

@@ -6,6 +6,7 @@ import asyncio
 import itertools
 import secrets
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -81,6 +82,8 @@ class RemoteJob:
         """The connection to the hub that has the job."""
         self._codec = codec
         self._detach = detach
+        self._recovering = False
+        """Whether the hub is lost, and another one is being looked for."""
         self._reader = EventReader(record.plan, codec)
         self._rows: list[Row] = []
         self._submitted: Outcome[fm.Submitted] | None = None
@@ -108,6 +111,16 @@ class RemoteJob:
         """The end of the hub's log."""
         self._ending = False
         """Whether the job is about to end, so that nothing holds its last events up."""
+        self._final: fm.JobState | None = None
+        """The last report that the job has ended, if it was."""
+        self._submission: fm.Submit | None = None
+        """What was sent to submit the job, while the hub has not answered."""
+        self._last_words: fm.Halt | fm.Fail | None = None
+        """What was sent to end the job."""
+        self._unstored: deque[Row] = deque()
+        """The newest parameter sets, which the journal of the hub may not have."""
+        self._foreign = False
+        """Whether others have sent parameter sets, so that the numbers of ours are not known."""
         limits = record.log.limits
         # What is in flight must fit into the hub's log, too: else that would wait for us, and we for it.
         self._ahead = min(_AHEAD, 4 * limits.window, limits.max_items)
@@ -134,9 +147,18 @@ class RemoteJob:
         if not self._known:
             self._rows.extend(rows)
         elif rows:
-            self._send_rows(rows)
+            self._send_new(rows)
         if last:
             self.stop()
+
+    def _send_new(self, rows: Sequence[Row]) -> None:
+        if self._has_journal:
+            self._unstored.extend(rows)
+        self._send_rows(rows)
+
+    @property
+    def _has_journal(self) -> bool:
+        return self.connection is not None and self.connection.journal
 
     def _send_rows(self, rows: Sequence[Row]) -> None:
         """Send parameter sets that the hub does not have, in messages that are not too large."""
@@ -194,7 +216,8 @@ class RemoteJob:
         finally:
             del self._sending[number]
         if taken is None:
-            ended = f"it is not known whether event {name!r} was taken: job {self.record.job_id} has ended"
+            why = "the federation could not be reached" if self._recovering else "it has ended"
+            ended = f"it is not known whether event {name!r} was taken by job {self.record.job_id}: {why}"
             raise self.record.cause if isinstance(self.record.cause, DfmError) else ParameterError([ended])
         if taken.problems:
             raise (EventsFull if taken.full else ParameterError)(list(taken.problems))
@@ -208,7 +231,7 @@ class RemoteJob:
     def resume(
         self, rows: Mapping[int, Row], added: int, seen: Seen, failed: LoggedErrors, waits: Iterable[WaitEvent] = ()
     ) -> None:
-        """Refuse: jobs of a federation are not interrupted.
+        """Refuse: the federation itself goes on with jobs that were interrupted.
 
         Raises:
             DfmError: always.
@@ -276,7 +299,7 @@ class RemoteJob:
             until=self._ahead,
         )
         self._granted = self._ahead
-        self._submitted = Outcome()
+        self._submitted, self._submission = Outcome(), message
         try:
             self._send(message)
         except TooLarge as error:
@@ -284,6 +307,7 @@ class RemoteJob:
             text = f"the pipeline and its first parameter set cannot be sent: {error} (max_message_bytes of its site)"
             raise ParameterError([text]) from None
         answer = await self._submitted
+        self._submission = None
         if answer.outcome == "full":
             raise QueueFull(int(answer.reason or 0), later=starts_later(self.spec))
         if answer.outcome == "same":
@@ -295,7 +319,7 @@ class RemoteJob:
         late, self._rows = self._rows[len(first) :], []
         self._known = True
         if late:
-            self._send_rows(late)
+            self._send_new(late)
         if self.frames.stopped and not message.stopped:
             self._send(fm.StopFrames(record.job_id))
 
@@ -332,7 +356,7 @@ class RemoteJob:
             return
         self.phase = Phase.STOPPING
         kind: Any = status.value  # one of those that Halt may have: no other ends a job early
-        self._halting = fm.Halt(self.record.job_id, self._token, kind, reason, grace)
+        self._halting = self._last_words = fm.Halt(self.record.job_id, self._token, kind, reason, grace)
         self._send(self._halting)
         self._take_the_rest()
         self._room.notify()
@@ -346,7 +370,9 @@ class RemoteJob:
         """Note that the session is closed: the job ends, or goes on without the application."""
         if self.phase is Phase.ENDED:
             return
-        if self._detach and self._known:
+        if self._recovering:
+            self._interrupt(f"{reason} while the federation could not be reached")
+        elif self._detach and self._known:
             self._end(JobStatus.INTERRUPTED, f"{reason}; the job continues in the federation (session.reattach)")
         else:
             self.halt(JobStatus.ABORTED, reason, grace)
@@ -360,7 +386,8 @@ class RemoteJob:
             self.record.add(Failure(self.record.log.end, None, error, (), self.plan.homesite, "job"))
             self._end(JobStatus.FAILED, str(error))
             return
-        self._send(fm.Fail(self.record.job_id, self._token, encode_error(error)))
+        self._last_words = fm.Fail(self.record.job_id, self._token, encode_error(error))
+        self._send(self._last_words)
         self._take_the_rest()
 
     def abandon(self, at: int, how: StopOutcome = StopOutcome.ABANDONED) -> None:
@@ -374,6 +401,78 @@ class RemoteJob:
                 self._submitted.fail(error)
             self.record.cause = error
             self._end(JobStatus.ABORTED, str(error))
+
+    # the loss of a hub that keeps a journal
+
+    @property
+    def recoverable(self) -> bool:
+        """Whether another hub can go on with the job."""
+        return self._has_journal and self.phase is not Phase.ENDED
+
+    def suspend(self) -> None:
+        """Note that the hub is lost, and that another one may go on with the job."""
+        self._recovering = True
+        if self.phase is Phase.RUNNING:
+            self.phase = Phase.WAITING
+        self._waiting_for = "the federation, which cannot be reached"
+        for answer in self._sending.values():
+            answer.settle(None)
+        self.record.changed()
+
+    @property
+    def suspended(self) -> bool:
+        """Whether no hub goes on with the job yet."""
+        return self._recovering and self.phase is not Phase.ENDED
+
+    @property
+    def submitting(self) -> bool:
+        """Whether no hub has answered the submission."""
+        return self._submission is not None
+
+    def submit_again(self, connection: HubConnection) -> None:
+        """Send the submission to another hub; if the journal has it, it is the same."""
+        self.connection, self._recovering = connection, False
+        self._reader = EventReader(self.plan, self._codec)
+        assert self._submission is not None  # noqa: S101 - the caller has looked
+        self._send(self._submission)
+
+    def recover(self, connection: HubConnection, found: fm.Known) -> None:
+        """Go on at another hub, which has the job now: read on, and repeat what the journal does not have."""
+        self.connection, self._recovering = connection, False
+        self._reader = EventReader(self.plan, self._codec)  # errors have other numbers there
+        if found.state.end < self.record.log.end:
+            problem = f"the journal lacks events of job {self.record.job_id} that were delivered already"
+            self.lost(DfmError(f"{problem}: the machine of the server may have crashed"))
+            return
+        stored, stopped = found.state.added, self.frames.stopped
+        first = self.frames.added - len(self._unstored)  # the number of the first set that may be missing
+        missing = list(self._unstored)[max(0, stored - first) :]
+        lost = bool(self._unstored) and (self._foreign or stored > self.frames.added)
+        self.take_state(found.state)
+        self.follow()
+        if lost:
+            many = f"the last {len(self._unstored)} parameter sets that this program has sent may be missing"
+            self.fail(DfmError(f"{many}: others had sent some, too, when the federation could not be reached"))
+            return
+        self._unstored = deque(missing)
+        if missing:
+            self._send_rows(missing)
+        if self._last_words is not None:
+            self._send(self._last_words)
+        elif stopped and not found.state.stopped:
+            self._send(fm.StopFrames(self.record.job_id))
+
+    def not_found(self, error: DfmError) -> None:
+        """Note that no hub could be reached in time: the job is interrupted, as far as it is known here."""
+        if self.phase is not Phase.ENDED:
+            if self._submitted is not None:
+                self._submitted.fail(error)
+            self.record.cause = error
+            self._interrupt(f"{error}")
+
+    def _interrupt(self, reason: str) -> None:
+        later = "it goes on when the federation can be reached again (session.reattach)"
+        self._end(JobStatus.INTERRUPTED, f"{reason}; {later}")
 
     def _end(self, status: JobStatus, reason: str | None) -> None:
         if self.phase is not Phase.ENDED:
@@ -392,6 +491,7 @@ class RemoteJob:
         self._room.notify()
         for answer in self._sending.values():
             answer.settle(None)
+        self._unstored.clear()
         log = self.record.log
         log.owner = self.record.execution = None
         if self._known:
@@ -411,6 +511,7 @@ class RemoteJob:
     def take_state(self, state: fm.JobState) -> None:
         """Take a progress report of the hub."""
         frames = self.frames
+        self._foreign = self._foreign or state.added > frames.added
         frames.added = max(frames.added, state.added)
         frames.opened, frames.open = state.opened, range(state.open)
         frames.stopped = frames.stopped or state.stopped
@@ -426,12 +527,24 @@ class RemoteJob:
             self.phase = Phase.RUNNING
         self.record.changed()
         self._check_stalled()
-        status = state.status
-        if status.ended and not self._ending and self.phase is not Phase.ENDED and not self.record.log.readers:
+        self._final = state if state.status.ended else None
+        ending = self._final is not None and not self._ending and self.phase is not Phase.ENDED
+        left = state.end - self.record.log.end
+        if ending and not self.record.log.readers and not (self._has_journal and left > self.spec.limits.max_items):
             self._take_the_rest()
-        if status.ended and self.record.log.end >= state.end and self.phase is not Phase.ENDED:
-            # Its last event, which has the outcome, is not kept any longer.
-            self._ended_there(status, state.reason)
+        self._check_ended()
+
+    def _check_ended(self) -> None:
+        """End, if the hub has reported that: the last event may not be kept, or the job is interrupted."""
+        state = self._final
+        if state is not None and self.record.log.end >= state.end and self.phase is not Phase.ENDED:
+            self._ended_there(state.status, state.reason)
+
+    def take_stored(self, message: fm.RowsStored) -> None:
+        """Note that the journal of the hub has parameter sets."""
+        self._foreign = self._foreign or message.first != self.frames.added - len(self._unstored)
+        for _ in range(min(message.count, len(self._unstored))):
+            self._unstored.popleft()
 
     def take_expired(self, message: fm.Expired) -> None:
         """Note that events that we do not have are gone: the log may begin later, but must have no gap."""
@@ -490,8 +603,11 @@ class RemoteJob:
         record.changed()
         if last is not None:
             self._take_status(last)
+        self._check_ended()
 
     def _take_status(self, event: StatusChanged) -> None:
+        if event.status is JobStatus.INTERRUPTED:
+            return  # another hub goes on with the job, unless this one reports that it is interrupted
         if event.status.ended:
             self._ended_there(event.status, event.reason)
         else:
