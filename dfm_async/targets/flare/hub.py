@@ -38,7 +38,6 @@ from dfm_async.model.options import LocalOptions
 from dfm_async.model.status import JobStatus
 from dfm_async.results.event_codec import decode_error
 from dfm_async.results.record import JobRecord
-from dfm_async.results.watching import JobChanges
 from dfm_async.targets.flare import protocol as fm
 from dfm_async.targets.flare.event_messages import OpaqueValues, rows_of
 from dfm_async.targets.flare.hub_job import Application, HubJob, read_plan
@@ -61,17 +60,6 @@ _NOT_FOUND: Final = fm.FoundJob(0, None)
 _ELSEWHERE: Final = fm.FoundJob(0, None, elsewhere=True)
 _STATE_INTERVAL: Final = 0.01
 """The number of seconds between two reports to applications of how far a job is."""
-
-
-class _Changes(JobChanges):
-    """Calls the hub with the id of each job that has changed."""
-
-    def __init__(self, on_change: Callable[[str], None]) -> None:
-        super().__init__()
-        self._on_change = on_change
-
-    def mark(self, job_id: str) -> None:
-        self._on_change(job_id)
 
 
 class Hub:
@@ -104,7 +92,6 @@ class Hub:
         self._node: HostNode | None = None
         self._on_site_lost: Callable[[str], None] | None = None
         self._table: JobTable[Coordinator] = JobTable(options)
-        self._table.changes = _Changes(self._job_changed)
         self._jobs: dict[str, HubJob] = {}
         self._members = Membership(deployed)
         self._hosts = RemoteHosts(self._members, self._send, self._request)
