@@ -52,7 +52,7 @@ TRANSPORTS: Final[dict[str, TransportRow]] = {
     "memory": TransportRow(listen=f"{_MEMORY}:listen", connect=f"{_MEMORY}:connect", in_process=True),
     "nvflare-2.9": TransportRow(
         site=f"{_CELL}.transport:CellTransport",
-        agent=f"{_CELL}.agent:agent_from_environment",
+        agent=f"{_CELL}.client_api:agent_from_environment",
         variable="NVFLARE_CLIENT_API_BOOTSTRAP",
         models=True,
     ),

@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable, Collection, Mapping
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, Unpack, overload
 
+from dfm_async.base.rendering import Shown
 from dfm_async.federation.operation import Operation
 from dfm_async.federation.site import FederatedSites, Site
 from dfm_async.model.call_limits import LimitOptions
@@ -20,7 +21,7 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 
-class Federation(FederatedSites):
+class Federation(FederatedSites, Shown):
     """The sites that work together, and the operations that they offer.
 
     Args:

@@ -7,7 +7,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
-from dfm_async.base.rendering import Shown
 from dfm_async.federation.bindings import Binding, FromProvider
 from dfm_async.federation.code import (
     body_of,
@@ -404,7 +403,7 @@ class Site:
         return f"<Site {self.name!r} of {self.federation.name!r}: {', '.join(sorted(n for n, _ in self.adapters))}>"
 
 
-class FederatedSites(Shown):
+class FederatedSites:
     """Named sites and the operations that each of them offers: a federation, apart from its files."""
 
     def __init__(

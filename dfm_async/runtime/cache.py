@@ -52,7 +52,7 @@ class SiteCache:
     cannot be written without pickle stays in memory, as the codec encodes it.
     """
 
-    def __init__(self, codec: Codec, stored: StoredValues | None = None) -> None:
+    def __init__(self, codec: Codec, stored: CachedFiles | None = None) -> None:
         self._codec = codec.plain
         self._keys = codec.for_keys()
         self._stored = stored
@@ -90,7 +90,7 @@ class SiteCache:
             self.abandon(own)
             raise
 
-    async def _look_into_files(self, stored: StoredValues, ticket: Ticket) -> tuple[bool, Any]:
+    async def _look_into_files(self, stored: CachedFiles, ticket: Ticket) -> tuple[bool, Any]:
         found = await stored.read(ticket.key)
         if found is None:
             return False, ticket
@@ -142,7 +142,7 @@ class SiteCache:
         except EncodingError as error:
             return self._keys.encode(key), f"its key, {error}"
 
-    def _for_files(self, stored: StoredValues, ticket: Ticket, value: Any, node: str) -> bytes | None:
+    def _for_files(self, stored: CachedFiles, ticket: Ticket, value: Any, node: str) -> bytes | None:
         if ticket.refused:
             stored.refused(node, ticket.refused)
             return None
@@ -176,7 +176,7 @@ class SiteCache:
             self._size -= len(entry.data)
 
 
-class StoredValues:
+class CachedFiles:
     """Read and write values in the files of one site, in threads.
 
     A cache must not stop work that can be done without it: errors of the files are logged, each kind once, and the

@@ -114,6 +114,8 @@ class RecordedSource:
         for first, data in batches:
             if first > self._position:
                 break
+            if self._position >= recording.count:
+                break  # another process has recorded more meanwhile; that is noticed when ours records the same
             for value in recording.codec.loads_batch(data)[self._position - first :]:
                 if isinstance(value, Broken):
                     raise value.error

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from dfm_async.model.call_limits import SiteCapacity
 from dfm_async.model.resources import SiteConfig
-from dfm_async.runtime.cache import SiteCache, StoredValues
+from dfm_async.runtime.cache import CachedFiles, SiteCache
 from dfm_async.runtime.callees import OperationTable
 from dfm_async.runtime.operation_errors import cancel_task
 from dfm_async.runtime.permits import Permits, SitePermits, own_permits
@@ -80,7 +80,7 @@ class SiteResources:
         """Finds classes that are named by a path."""
         self.secrets = Secrets(site, config.vault, self.loader)
         """The secrets of the site."""
-        stored = None if config.cache is None else StoredValues(config.cache, config.federation, site)
+        stored = None if config.cache is None else CachedFiles(config.cache, config.federation, site)
         self.cache = SiteCache(codec.own, stored)
         self.checkpoints: Checkpoints | None = None
         """The values of completed calls, if they can be recorded."""

@@ -13,7 +13,7 @@ from dfm_async.base.backoff import delays
 from dfm_async.base.containers import BoundedDict
 from dfm_async.base.signals import Signal
 from dfm_async.base.tasks import in_thread
-from dfm_async.engine.durable import PAGE, DurableJobs, runs_elsewhere
+from dfm_async.engine.durable_jobs import PAGE, DurableJobs, runs_elsewhere
 from dfm_async.engine.frames import Row
 from dfm_async.engine.job_table import JobTable
 from dfm_async.engine.journal import read_history

@@ -16,7 +16,7 @@ from dfm_async.base.tasks import OwnedTasks, completed
 from dfm_async.base.text import cleaned
 from dfm_async.base.wall_clock import wall_time
 from dfm_async.engine.coordinator import Coordinator
-from dfm_async.engine.durable import LeftOver, runs_elsewhere
+from dfm_async.engine.durable_jobs import LeftOver, runs_elsewhere
 from dfm_async.engine.engine import Engine, Jobs, starts_later
 from dfm_async.engine.job_table import JobTable
 from dfm_async.engine.machine import Phase

@@ -12,7 +12,7 @@ from typing import Any, Final
 import msgspec
 
 from dfm_async.engine.coordinator import Coordinator
-from dfm_async.engine.durable import LeftOver
+from dfm_async.engine.durable_jobs import LeftOver
 from dfm_async.engine.engine import Jobs
 from dfm_async.engine.frames import Row
 from dfm_async.errors import DfmError, PipelineError, Problem

@@ -16,7 +16,7 @@ import msgspec
 
 from dfm_async.base.tasks import in_thread
 from dfm_async.base.wall_clock import wall_time
-from dfm_async.engine.durable import PAGE, DurableJobs
+from dfm_async.engine.durable_jobs import PAGE, DurableJobs
 from dfm_async.engine.frames import Row
 from dfm_async.engine.job_table import JobTable
 from dfm_async.errors import StoreError
