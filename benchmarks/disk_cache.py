@@ -16,7 +16,7 @@ from typing import Any
 
 from benchmarks.common import Block, Figure, Options, Target, interleave, main
 from dfm_async.federation import CacheConfig
-from dfm_async.runtime.cache import SiteCache, StoredValues
+from dfm_async.runtime.cache import SiteCache, CachedFiles
 from dfm_async.wire.codec import Codec
 
 SIZES = {"1 KiB": 1024, "1 MiB": 1024**2, "32 MiB": 32 * 1024**2}
@@ -62,7 +62,7 @@ def _blocks(cache: SiteCache, folder: Path, size: str, n: int) -> dict[str, Bloc
 async def run(options: Options) -> list[Figure]:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        stored = StoredValues(CacheConfig(base_path=f"{folder}/cache"), "benchmark", "site")
+        stored = CachedFiles(CacheConfig(base_path=f"{folder}/cache"), "benchmark", "site")
         cache = SiteCache(Codec.for_processes(), stored)
         blocks: dict[str, Block] = {}
         for size, count in SIZES.items():

@@ -118,7 +118,9 @@ def test_code_that_stays_in_one_process_cannot_have_gpus(site: Site) -> None:
 
 def test_operations_show_their_limits(site: Site) -> None:
     site.operation(act, limit=4, memory="1GiB")
-    assert "limit 4, memory 1GiB" in site.federation._repr_html_()
+    federation = site.federation
+    assert isinstance(federation, Federation)
+    assert "limit 4, memory 1GiB" in federation._repr_html_()
 
 
 def federation_file(folder: Path, adapter: str, site: str = "") -> Path:
