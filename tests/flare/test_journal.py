@@ -48,7 +48,11 @@ async def weigh(door: str, n: int) -> int:
 with Pipeline("weighing") as weighing:
     Yield(weigh(PlaceParam("door"), fetch(PlaceParam("n"))))
 
-pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.shared_session]
+pytestmark = [
+    pytest.mark.asyncio(loop_scope="module"),
+    pytest.mark.shared_session,
+    pytest.mark.timeout(LIMIT),
+]
 
 
 @pytest_asyncio.fixture(loop_scope="module", scope="module")
