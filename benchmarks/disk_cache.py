@@ -16,7 +16,7 @@ from typing import Any
 
 from benchmarks.common import Block, Figure, Options, Target, interleave, main
 from dfm_async.federation import CacheConfig
-from dfm_async.runtime.cache import SiteCache, CachedFiles
+from dfm_async.runtime.cache import CachedFiles, SiteCache
 from dfm_async.wire.codec import Codec
 
 SIZES = {"1 KiB": 1024, "1 MiB": 1024**2, "32 MiB": 32 * 1024**2}
